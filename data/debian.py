@@ -230,7 +230,7 @@ def pod_text(data):
         before = text
         text = re.sub(r"[XZ]<[^<>]*>", "", text)
         text = re.sub(r"L<(?:([^<>|]*)\|)?([^<>]*)>", lambda m: m[1] or m[2], text)
-        text = re.sub(r"E<(lt|gt|verbar|sol|\w+)>", lambda m: {
+        text = re.sub(r"E<(\w+)>", lambda m: {
             "lt": "\1", "gt": "\2", "verbar": "|", "sol": "/"}.get(m[1], ""), text)
         text = re.sub(r"[BCFIS](?:<<+ ([^<>]*?(?:[<>][^<>]+?)*?) >+>|<([^<>]*)>)",
                       lambda m: m[1] if m[1] is not None else m[2], text)

@@ -304,7 +304,8 @@ def get_shards(name, args, vocabulary, folder):
         get_ready(READY[name], folder, args.shards or 10)
         folder.report("gpt2-124M")
         return
-    if not ((name or on_hub(args)) and folder.complete()):                  # without a request
+    remote = name or len(on_hub(args)) == len(args.what) + len(args.val or [])
+    if not (remote and folder.complete()):                 # what is complete needs no request
         train, val = find_files(name, args, folder.path)
         marks = "".join(file.mark() for file in [*train, *(val or [])])
         folder.same_text(f"{len(train) + len(val or [])} files "

@@ -103,7 +103,8 @@ def reach(url):
     """Refuses at once if nothing answers there; a proxy is asked by the download itself."""
     parts = urllib.parse.urlsplit(url)
     host = parts.hostname or ""
-    if parts.scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(host):
+    proxies = {parts.scheme, "all"} & urllib.request.getproxies().keys()
+    if proxies and not urllib.request.proxy_bypass(host):
         return
     try:
         port = parts.port or {"http": 80}.get(parts.scheme, 443)

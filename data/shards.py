@@ -234,7 +234,8 @@ def write_split(folder, prefix, split, ranges, vocabulary, limit, largest):
     """Tokenizes one split from where its last whole shard ends, up to `limit` tokens."""
     shards = Shards(folder, prefix, split, vocabulary, largest)
     first, skip = (shards.last["range"], shards.last["unit"]), shards.last["skip"]
-    done = sum(part.bytes() for part in ranges[:first[0]]) + ranges[first[0]].before(first[1])
+    before = sum(part.bytes() for part in ranges[:first[0]])
+    done = max(0, before + ranges[first[0]].before(first[1]))     # unit 0 may be before the range
     progress = Progress(f"{prefix} {split}", sum(part.bytes() for part in ranges), done)
     if limit is not None and shards.total >= limit:
         return

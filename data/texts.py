@@ -1,9 +1,9 @@
 """texts.py: the documents of get.py's files: UTF-8 text, lines of JSON, rows of Parquet.
 
-A file has units, which a split and a resumed run count in: bytes of a text, lines of JSONL, rows
-of Parquet. All of one kind weigh the same, so that of the sizes of some files, which are known
-before they are read, a place in the text follows: the sum of the files before it, and its part of
-the file it is in.
+A split and a resumed run count in a file's units: bytes of a text, lines of JSONL, rows of Parquet.
+All units of a file weigh the same. A place in the text therefore follows from the sizes of the
+files, which are known before they are read: the sum of the files before it, and its part of the
+file it is in.
 """
 import codecs
 import fnmatch

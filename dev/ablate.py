@@ -154,6 +154,9 @@ def check_axes(axes, options, built):
                  "python3 dev/ablate.py --help those of a study")
         for value in values if name != "mode" else ():
             check_value(name, value, *flags[name])
+    rates = axes.get("lr", [])
+    if (len(rates) > 1 or options.largest_lr) and not all(float(rate) > 0 for rate in rates):
+        stop(f"--lr {','.join(rates)}: expected rates above 0", "--lr 1e-3,2e-3")
 
 
 def as_list(value):
@@ -369,7 +372,9 @@ def open_study(options, axes):
     if not axes:
         if not kept:
             stop(f"{out} holds no study", EXAMPLE)
-        return out, kept
+        return out, dict(kept, compare=options.compare or kept.get("compare"),
+                         probe=options.probe or kept.get("probe", False),
+                         probe_tokens=options.probe_tokens or kept.get("probe_tokens", 0))
     check_axes(axes, options, {path.name for path in out.glob("bin/*")})
     for name, value in (("mode", ["SPAN"]), ("seed", ["1"])):
         axes.setdefault(name, kept["axes"][name] if kept else value)
@@ -434,9 +439,9 @@ def make_study(out, kept):
     """The study with its runs as they lie on the disk."""
     several = ([name for name, values in kept["axes"].items()
                 if len(values) > 1 and name not in ("seed", "lr")]
-               + [name for name in ("lr",) if len(kept["axes"].get(name, "")) > 1])
+               + ["lr"] * (len(kept["axes"].get("lr", "")) > 1 and not kept["largest_lr"]))
     compare = kept["compare"] or ("mode" if "mode" in several or not several else several[0])
-    if compare not in kept["axes"] or compare == "seed":
+    if compare not in kept["axes"] or compare == "seed" or compare == "lr" and kept["largest_lr"]:
         stop(f"--compare {compare}: expected one of the flags given: "
              f"{', '.join(name for name in kept['axes'] if name != 'seed')}", "--compare mode")
     tune = "lr" if compare != "lr" and (len(kept["axes"].get("lr", "")) > 1
@@ -458,7 +463,9 @@ def make_study(out, kept):
 # ---------------------------------------------------------------------------- building and planning
 
 def build(out, kept):
-    """One trainer for each mode, kept with the study, so that later runs use the same one."""
+    """One trainer for each mode, kept with the study, so that later runs use the same one. Returns
+    the new ones."""
+    new = []
     for mode in kept["axes"]["mode"]:
         binary = out / "bin" / mode
         if binary.exists():
@@ -475,13 +482,15 @@ def build(out, kept):
         binary.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / built, f"{binary}.new")
         os.replace(f"{binary}.new", binary)
+        new.append(binary)
+    return new
 
 
 def environments(kept, jobs):
     """One for each run at a time: a GPU of its own, or a part of the cores."""
     if kept.get("device") == "cuda":
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        listed = ("" if visible is not None
+        listed = ("" if visible is not None or not shutil.which("nvidia-smi")
                   else subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout)
         gpus = (visible.split(",") if visible
                 else [str(i) for i in range(len(re.findall(r"^GPU \d+:", listed, re.M)))] or ["0"])
@@ -583,7 +592,6 @@ class Work:
 def start(run, slot):
     run.folder.mkdir(parents=True, exist_ok=True)
     wait_for_lock(run.folder)
-    run.status = WAITING
     with open(run.folder / "output.txt", "ab") as output:
         process = subprocess.Popen(run.command, env=slot, stdin=subprocess.DEVNULL, stdout=output,
                                    stderr=subprocess.STDOUT, start_new_session=True,
@@ -592,10 +600,11 @@ def start(run, slot):
 
 
 def finish(work):
-    """Writes down and says what a run came to: 0 finished, 3 diverged, by a signal killed, anything
-    else failed."""
+    """Writes down and says what a run came to: 0 finished, 3 diverged, ended by a signal (above 128
+    after it has saved a checkpoint) killed, anything else failed."""
     run, code = work.run, work.process.returncode
-    status = {0: FINISHED, EXIT_DIVERGED: DIVERGED}.get(code, KILLED if code < 0 else FAILED)
+    killed = code < 0 or code > 128
+    status = {0: FINISHED, EXIT_DIVERGED: DIVERGED}.get(code, KILLED if killed else FAILED)
     before = (read_json(run.folder / "outcome.json") or {}).get("seconds", 0)
     write_json(run.folder / "outcome.json",
                {"status": status, "exit": code,
@@ -641,7 +650,7 @@ class Progress:
         self.at_start = self.done([])
 
     def done(self, working):
-        ended = [run for run in self.study.runs if run.status in (*ENDED, FAILED)]
+        ended = [run for run in self.study.runs if run.status in (*ENDED, KILLED, FAILED)]
         whole = sum(self.cost[run.name]["flops"] for run in ended)
         return whole + sum(self.cost[w.run.name]["flops"] * last_step(w.run)[0]
                            / self.cost[w.run.name]["steps"] for w in working)
@@ -673,6 +682,8 @@ def train(out, kept, slots):
                        "flops": plan["steps"] * plan["tokens_per_step"] * plan["flops_per_token"]}
             for run, axes in zip(study.runs, combinations(kept)) for plan in [plan_of(kept, axes)]}
     waiting = [run for run in study.runs if run.status not in ENDED]
+    for run in waiting:                    # what failed or was killed before is tried again
+        run.status = WAITING
     print(f"{out}: {len(study.runs)} runs, {len(waiting)} to train, {len(slots)} at a time; "
           f"{sum(c['flops'] for c in cost.values()):.3g} FLOP in all", flush=True)
     working, free, stopped, progress = [], list(slots), [], Progress(study, cost)
@@ -780,7 +791,7 @@ def probe_runs(out, kept, slots):
     return failed
 
 
-# ---------------------------------------------------------------------------- the table of contents
+# --------------------------------------------------------------------------------------- the report
 
 def report(out, kept, notes=()):
     """The pictures and the page of what there is; returns how many runs have no result."""
@@ -829,9 +840,15 @@ def main():
                   "stay as they are; modes built from now on differ from them\n"
                   "  -> another --out compares the new code", flush=True)
         lock(out)
-        build(out, kept)
+        new = build(out, kept)
         slots = environments(kept, options.jobs)
-        train(out, kept, slots)
+        try:
+            train(out, kept, slots)
+        except BaseException:
+            if not (out / "study.json").exists():      # refused: the next attempt builds its own
+                for binary in new:
+                    binary.unlink()
+            raise
         if kept["largest_lr"]:
             search_rates(out, kept, slots)
         if kept.get("probe"):

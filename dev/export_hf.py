@@ -200,10 +200,8 @@ def join(parts, turned, dtype, f):
 
 
 def letters():
-    """GPT-2's way to write bytes as characters of a vocabulary (Radford et al. 2019)."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    rest = [b for b in range(256) if b not in printable]
-    return {b: chr(b) for b in printable} | {b: chr(256 + i) for i, b in enumerate(rest)}
+    """GPT-2's character for each byte."""
+    return {byte: letter for letter, byte in hf.load_converter().byte_of().items()}
 
 
 def read_tokens(path):

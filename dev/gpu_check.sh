@@ -83,7 +83,7 @@ one_stage() {
     fi
     say "$1"
     case $1 in build | report) ;; *) machine > "$OUT/machine.txt" ;; esac
-    LIMIT=$limit timeout "$limit" sh "$0" --inside "$1"
+    LIMIT=$limit timeout "$limit" sh dev/gpu_check.sh --inside "$1"
     status=$?
     (cd "$OUT" && find . -type f ! -name results.tar.gz | sort | tar -czf results.tar.gz -T -)
     [ $status = 0 ] && return
@@ -92,7 +92,7 @@ one_stage() {
 }
 
 case ${1:-} in
-    help | -h | --help) sed -n '2,/^set -u/s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    help | -h | --help) sed -n '2,/^set -u/s/^# \{0,1\}//p' dev/gpu_check.sh; exit 0 ;;
     --inside) inside "$2"; exit ;;
     --test) one_test "$2" "$3" "$4" "$5"; exit ;;
 esac

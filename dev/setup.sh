@@ -32,10 +32,11 @@ installed=""
 
 missing="" browser=""
 need() { missing="$missing $1"; }
-compiles() { echo '#include <stdio.h>' | "$1" -x "$2" -c -o /dev/null - 2> /dev/null; }
+# shellcheck disable=SC2086
+compiles() { echo '#include <stdio.h>' | ${CC:-cc} -x c -c -o /dev/null - 2> /dev/null; }
 found() { ls "$@" > /dev/null 2>&1; }
 
-compiles "${CC:-cc}" c || { have gcc || need gcc; need libc6-dev; }
+compiles || { have gcc || need gcc; need libc6-dev; }
 have make || need make
 if [ "$all" ]; then
     have gcc || need gcc
@@ -114,7 +115,7 @@ if [ "$all" ]; then
     if [ "$packages" ]; then
         # shellcheck disable=SC2086
         install_python $packages
-        installed="$installed $(echo $packages)"
+        installed="$installed $packages"
     fi
     . dev/cuda_headers.sh
     # shellcheck disable=SC2086

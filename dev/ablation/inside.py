@@ -12,9 +12,9 @@ from matplotlib.colors import LogNorm
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from ablation.pictures import (COLORS, LINES, MARKERS, deepest, diagnostics, draw_interval, legend,
-                               log_scale, look, new_figure, note, numbers, panel_name, panels_of,
-                               runs_of, save, short)
+from ablation.pictures import (deepest, diagnostics, draw_interval, legend, log_scale, look,
+                               new_figure, note, nth_look, numbers, panel_name, panels_of, runs_of,
+                               save, short)
 from ablation.stats import mean_interval
 
 GROUPS = {
@@ -36,9 +36,8 @@ class Arm:
 
 def arms_of_probes(labels, probes):
     """Each probe an arm of its own."""
-    looks = [{"color": COLORS[i % 8], "linestyle": LINES[i % 8], "marker": MARKERS[i % 8]}
-             for i in range(len(labels))]
-    return [Arm(str(label), look, [probe]) for label, look, probe in zip(labels, looks, probes)]
+    return [Arm(str(label), nth_look(i), [probe])
+            for i, (label, probe) in enumerate(zip(labels, probes))]
 
 
 def arms_of(study, rows, what):

@@ -22,15 +22,19 @@ from ablation.study import COLLAPSED, DIVERGED, FINISHED
 COLORS = ["#000000", "#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f6000"]
 LINES = ["-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)), (0, (9, 2)), (0, (3, 1)), (0, (1, 3))]
 MARKERS = ["o", "s", "^", "D", "v", "P", "*", "h", "<"]
-MATRIX = re.compile(r"model\.layers\.(\d+)\.(self_attn|mlp)\.\w+_proj\.weight")
+# Of experts and shared experts, and of a latent ("kv_a_proj_with_mqa"), too.
+MATRIX = re.compile(r"model\.layers\.(\d+)\.(self_attn|mlp)\.(?:\w+\.)?\w+_proj\w*\.weight")
 NO_DIAGNOSTICS = "no diagnostics in the logs:\ntrain with a smaller --norms-every"
 
 
-def look(study, level):
-    """Colour, line and marker of a level."""
-    i = study.axes[study.compare].index(level)
+def nth_look(i):
+    """Colour, line and marker of the i-th of several."""
     return {"color": COLORS[i % len(COLORS)], "linestyle": LINES[i % len(LINES)],
             "marker": MARKERS[i % len(MARKERS)]}
+
+
+def look(study, level):
+    return nth_look(study.axes[study.compare].index(level))
 
 
 def printable(text):

@@ -7,6 +7,7 @@ import json
 import pathlib
 import re
 import subprocess
+import sys
 
 import numpy as np
 
@@ -109,15 +110,24 @@ def sdd(seed, what, *sizes):
 
 # --------------------------------------------------------------------------------------- parameters
 
-def parameters(mode, model):
+def build(mode, *variables):
+    """The path of a placement's trainer, after make has built it."""
     made = subprocess.run(["make", "-s", "-C", str(ROOT), "--no-print-directory", "binary",
-                           f"NORM_MODE={mode}", "DEVICE=cpu", "PREC=fp32"], capture_output=True,
-                          text=True)
+                           f"NORM_MODE={mode}", *variables], capture_output=True, text=True)
     if made.returncode:
-        raise RuntimeError(made.stdout + made.stderr)
-    shown = subprocess.run([str(ROOT / made.stdout.strip().splitlines()[-1]), "--model", model,
-                            "--show", "config"], capture_output=True, text=True, check=True).stdout
-    return json.loads(shown[re.search(r"^\{", shown, re.M).start():])["parameters"]
+        sys.exit(f"error: the trainer was not built:\n{made.stdout}{made.stderr}")
+    return str(ROOT / made.stdout.split()[-1])
+
+
+def config_of(binary, *words):
+    """What --show config prints; notes may stand before it."""
+    shown = subprocess.run([binary, *words, "--show", "config"], capture_output=True, text=True,
+                           check=True).stdout
+    return json.loads(shown[re.search(r"^\{", shown, re.M).start():])
+
+
+def parameters(mode, model):
+    return config_of(build(mode, "DEVICE=cpu", "PREC=fp32"), "--model", model)["parameters"]
 
 
 # --------------------------------------------------------------------------------------- operations

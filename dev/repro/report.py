@@ -10,7 +10,6 @@ a claim's comparisons (statistic.py). Nobody marks anything by eye.
 """
 import collections
 import itertools
-import pathlib
 import shlex
 
 import numpy as np
@@ -281,7 +280,7 @@ def place(name):
 def scale_text(claim, scale, results):
     """One scale: its size, figure by figure, and what it says."""
     read = scale.read or scale.beside
-    drawn = max(([*seeds] for _, seeds, _ in scale.rows if seeds), key=len)
+    drawn = max(([*seeds] for _, seeds, _ in scale.rows if seeds), key=len, default=[])
     seeds = ("exact" if drawn == ["exact"] and not read
              else f"{len(drawn)} rounds" if claim["study"] == "timing"
              else f"{len({run['axes']['seed'] for _, run in read}) or len(drawn)} seeds")
@@ -415,7 +414,7 @@ def described(found):
             + f"; seeds {', '.join(found['axes']['seed'])}")
 
 
-def study_rows(table, here, results):
+def study_rows(table, results):
     import repro
     lines = ["| study | claims | scale | runs | minutes of a core, expected | spent |",
              "|---|---|---|---|---|---|"]
@@ -577,7 +576,7 @@ def render(table, here):
     lines += ["## What changed", "", "Verdicts before these rules, now, and why. Figures are the "
                                      "committed ones; no run was taken out.", ""]
     lines += changes(table, outcomes) + [""]
-    lines += ["## Studies", ""] + study_rows(table, here, results) + [""]
+    lines += ["## Studies", ""] + study_rows(table, results) + [""]
     lines += ["## Losses", "", "At the end of the runs: the mean of the seeds that did not fail, "
                                "the lowest and the highest of them. Compare rows by the claims' "
                                "intervals, which pair seeds.", ""]

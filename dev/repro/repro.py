@@ -128,19 +128,12 @@ def claims_of(table, study):
 # -------------------------------------------------------------------------------------------- costs
 
 def trainer():
-    made = subprocess.run(["make", "-s", "-C", str(ROOT), "--no-print-directory", "binary",
-                           "NORM_MODE=SPAN", "DEVICE=cpu", "PREC=fp32"], capture_output=True,
-                          text=True)
-    if made.returncode:
-        sys.exit(f"error: the trainer was not built:\n{made.stdout}{made.stderr}")
-    return str(ROOT / made.stdout.split()[-1])
+    return calculations.build("SPAN", "DEVICE=cpu", "PREC=fp32")
 
 
 def flops_per_token(binary, axes):
     words = [word for name, value in axes.items() for word in (f"--{name}", value)]
-    shown = subprocess.run([binary, *words, "--show", "config"], capture_output=True, text=True,
-                           check=True).stdout
-    return json.loads(shown[re.search(r"^\{", shown, re.M).start():])["flops_per_token"]
+    return calculations.config_of(binary, *words)["flops_per_token"]
 
 
 def cost_of(runs, binary, precision):
@@ -208,8 +201,9 @@ def layer_norms(line, layers):
     found = {name: [] for name in GROUPS}
     for name, parts in GROUPS.items():
         for layer in range(layers):
-            squares = [norm ** 2 for tensor, norm in line["grad_norms"].items()
-                       if norm is not None and tensor.startswith(f"model.layers.{layer}.")
+            squares = [math.nan if norm is None else norm ** 2
+                       for tensor, norm in line["grad_norms"].items()
+                       if tensor.startswith(f"model.layers.{layer}.")
                        and tensor.split(".")[-2] in parts]
             found[name].append(math.sqrt(sum(squares)))
     return dict(found, **{name: line[name] for name in ("residual_rms", "attn_ratio", "ffn_ratio")})
@@ -276,17 +270,19 @@ def harvest(name, out, keep):
     kept = read_json(out / "study.json")
     if kept is None:
         return
-    study, path = ablate.make_study(out, kept), HERE / f"results/{name}.json"
-    before = {json.dumps(run["axes"]): run for run in (read_json(path) or {"runs": []})["runs"]}
-    now = {json.dumps(run.axes): kept_run(run, keep) for run in study.runs if run.status in ENDED}
-    # the study in work may not have grown to all of it
-    order = dict.fromkeys(json.dumps({axis: run[axis] for axis in study.axes})
-                          for run in study_runs(name))
-    asked = {axis: values for axis, values in read_study(name).items() if axis in study.axes}
-    only = read_only(name)
-    found = {"study": name, "machine": kept["machine"], "axes": asked,
-             **({"only": only} if only else {}), "flags": study.flags,
-             "runs": [now.get(key) or before[key] for key in order if key in now or key in before]}
+    path, every, only = HERE / f"results/{name}.json", read_study(name), read_only(name)
+    axes = {axis: values for axis, values in every.items()
+            if len(values) > 1 or axis in ("mode", "seed")}
+    whole = lambda flags, axes: json.dumps(flags | axes, sort_keys=True)    # as missing() compares
+    study, old = ablate.make_study(out, kept), read_json(path) or {"flags": {}, "runs": []}
+    have = {whole(old["flags"], run["axes"]): run for run in old["runs"]}
+    have |= {whole(study.flags, run.axes): kept_run(run, keep) for run in study.runs
+             if run.status in ENDED}
+    found = {"study": name, "machine": kept["machine"], "axes": axes,
+             **({"only": only} if only else {}),
+             "flags": {axis: values[0] for axis, values in every.items() if axis not in axes},
+             "runs": [dict(have[key], axes={axis: run[axis] for axis in axes})
+                      for run in study_runs(name) for key in [whole({}, run)] if key in have]}
     if found["runs"]:
         write_results(path, found)
 
@@ -385,9 +381,7 @@ def write_timing(rounds=10, modes=("PRE", "SPAN", "SDD"),
                         "--batch", "1")):
     """Rounds in each of which every placement trains a few steps, in a new order: what the machine
     does meanwhile reaches all alike."""
-    made = [subprocess.run(["make", "-s", "-C", str(ROOT), "--no-print-directory", "binary",
-                            f"NORM_MODE={mode}"], capture_output=True, text=True) for mode in modes]
-    binaries = {mode: str(ROOT / one.stdout.split()[-1]) for mode, one in zip(modes, made)}
+    binaries = {mode: calculations.build(mode) for mode in modes}
     found = []
     for i in range(rounds):
         times = {}

@@ -256,7 +256,7 @@ class Functions:
                    if len(values) > 1 and axis not in ("seed", *wanted)]
         for axis, value in wanted.items():
             value = next((one for one in found["axes"].get(axis, []) if alike(one, value)), None)
-            if value not in found["axes"].get(axis, []):
+            if value is None:
                 if axis == "lr" and study:              # another study's best rate, an end of them
                     raise Waiting(name)
                 raise KeyError(f"study {name} has no {axis} {wanted[axis]}")
@@ -346,10 +346,14 @@ class Functions:
         """rate -> seed -> whether the run is stable: it did not fail, and does not end WITHIN above
         the best of the rates up to its own (one that is too low is slow, not unstable)."""
         runs = {rate: self.runs(mode, **axes, lr=rate) for rate in self.rates()}
+        seeds = [seed for seed in next(iter(runs.values()))
+                 if all(seed in cell for cell in runs.values())]
         best = lambda rate, seed: min(cost(runs[lower][seed]) for lower in runs
                                       if float(lower) <= float(rate))
-        return {rate: {seed: not failed(run) and cost(run) <= best(rate, seed) + WITHIN
-                       for seed, run in cell.items()} for rate, cell in runs.items()}
+        good = lambda rate, run, seed: (not failed(run)
+                                        and cost(run) <= best(rate, seed) + WITHIN)
+        return {rate: {seed: good(rate, cell[seed], seed) for seed in seeds}
+                for rate, cell in runs.items()}
 
     def largest_stable(self, mode, **axes):
         """log2 of the largest rate of the grid up to which all are stable; where the lowest is not,
@@ -373,13 +377,13 @@ class Functions:
     def rates_agree(self, one, other):
         a, b = self.stable(one[0], one[1]), self.stable(other[0], other[1])
         return Seeds({seed: float(all(a[rate][seed] == b[rate][seed] for rate in a))
-                      for seed in a[self.rates()[0]]})
+                      for seed in a[self.rates()[0]] if seed in b[self.rates()[0]]})
 
     def saved(self, a, b):
         """The part of b's steps that a saves (dev/ablation/stats.py: steps_saved)."""
         one, other = self.runs(a), self.runs(b)
         return Seeds({seed: stats.steps_saved_once(one[seed]["curve"], other[seed]["curve"]) or 0.0
-                      for seed in one})
+                      for seed in one if seed in other})
 
     def layers(self, run, when):
         try:
@@ -445,9 +449,8 @@ class Functions:
 
     def trend(self, by_depth):
         """The slope over log2 of the depth, by seed."""
-        return Seeds({seed: slope_of(np.log2(list(by_depth)),
-                                     [value[seed] for value in by_depth.values()])
-                      for seed in next(iter(by_depth.values()))})
+        first, *others = by_depth.values()
+        return first.apply(lambda *values: slope_of(np.log2(list(by_depth)), values), *others)
 
     def timing(self, a, b):
         """Time of a step of a over that of b, by round."""

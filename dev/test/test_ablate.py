@@ -26,7 +26,7 @@ counts = {"passed": 0, "failed": 0}
 
 # The stand-in's loss at step s is 3 - s / steps + lr. With --lr above 0.1 it diverges, with --ffn 1
 # it fails, with --ffn 2 it is killed, with --ffn 3 it collapses (it ends at the entropy of the
-# tokens' frequencies); it refuses --heads 3.
+# tokens' frequencies), with --ffn 4 it ends as the trainer does at SIGTERM; it refuses --heads 3.
 STAND_IN = '''#!/usr/bin/env python3
 import json, os, signal, sys
 flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
@@ -47,6 +47,8 @@ if get("ffn", "0") == "1":
     sys.exit("error: the disk is full")
 if get("ffn", "0") == "2":
     os.kill(os.getpid(), signal.SIGKILL)
+if get("ffn", "0") == "4":
+    sys.exit(128 + signal.SIGTERM)
 with open(out + "/log.jsonl", "w") as log:
     for step in range(1, steps + 1):
         log.write(json.dumps({"step": step, "loss": 3 - step / steps + lr, "ms": 10.0}) + "\\n")
@@ -145,19 +147,19 @@ def test_kills(folder):
 
 def test_outcomes(folder):
     out = stand_in(folder / "outcomes", "PRE")
-    done = ablate("--mode", "PRE", "--seed", "1,2", "--lr", "0.01,0.5", "--ffn", "0,1,2,3",
+    done = ablate("--mode", "PRE", "--seed", "1,2", "--lr", "0.01,0.5", "--ffn", "0,1,2,3,4",
                   "--jobs", "3", "--out", out)
     found = {name: outcome["status"] for name, outcome in outcomes(out).items()}
     for seed in "12":
         for lr in ("0.01", "0.5"):
             for ffn, want in {"0": "finished" if lr == "0.01" else "diverged", "1": "failed",
-                              "2": "killed"}.items():
+                              "2": "killed", "4": "killed"}.items():
                 name = f"PRE-lr{lr}-ffn{ffn}-seed{seed}"
                 expect(found.get(name) == want, f"{name}: {found.get(name)}, expected {want}")
         name = f"PRE-lr0.01-ffn3-seed{seed}"
         expect(f"{name}: collapsed" in done.stdout,
                f"the entropy of the frequencies: {done.stdout}")
-    expect(len(found) == 16 and list(found.values()).count("failed") == 4,
+    expect(len(found) == 20 and list(found.values()).count("failed") == 4,
            f"an outcome each: {found}")
     for words in ("the disk is full", "exit status -9"):
         expect(words in done.stdout, f"the report says \"{words}\": {done.stdout}")
@@ -341,6 +343,11 @@ def test_largest_rate(folder):
         again = ablate("--out", out)
         expect(again.returncode == 0 and len(outcomes(out)) == runs and " 0 to train"
                in again.stdout, f"the search goes on where it was: {again.stdout}{again.stderr}")
+    out = stand_in(folder / "rates", "PRE")
+    done = ablate("--mode", "PRE", "--lr", "0.01,0.02", "--largest-lr", "--out", out)
+    found = re.findall(r"largest stable learning rate is between (\S+) and (\S+)", done.stdout)
+    expect(len(found) == 1 and float(found[0][0]) <= 0.1 < float(found[0][1]),
+           f"--largest-lr from two rates: {done.stdout}{done.stderr}")
 
 
 def test_refusals(folder):
@@ -349,6 +356,7 @@ def test_refusals(folder):
             ([], "expected something to compare"),
             (["--mode", "PRE", "--lr"], "--lr needs a value"),
             (["--mode", "PRE", "--lr", "1,,2"], "expected values that differ"),
+            (["--mode", "PRE", "--lr", "0,1e-3"], "expected rates above 0"),
             (["--lr", "1,1", "--mode", "PRE"], "expected values that differ"),
             (["--mode", "PRE", "--mode", "SPAN"], "given twice"),
             (["--mode", "PRE", "SPAN"], 'found "SPAN"'),
@@ -396,6 +404,10 @@ def test_refusals(folder):
     expect(ablate("--mode", "PRE", "--heads", "3", "--out", wrong).returncode == 1
            and ablate("--mode", "PRE", "--heads", "1", "--out", wrong).returncode == 0,
            "a corrected attempt under the same name")
+    stale = folder / "stale"
+    done = ablate("--mode", "PRE", "--width", "16", "--heads", "3", *SMALL[4:], "--out", stale)
+    expect(done.returncode == 1 and "nothing was trained" in done.stderr
+           and not list(stale.glob("bin/*")), f"a refused attempt leaves no trainer: {done.stderr}")
 
 
 def test_lock(folder):

@@ -1314,12 +1314,13 @@ def test_offline():
     text.write_text(words(3, 900))
     expect(run("--vocab", vocab, "--out", fresh("offline"), text)[0] == 0, "local files go on")
     os.environ["HF_ENDPOINT"] = endpoint + "/"
-    os.environ["http_proxy"] = "http://127.0.0.1:9"        # a proxy is asked, not the host
     fails[:] = []
     hub.socket.create_connection = fail
-    hub.reach("http://no-such-host.invalid/")
+    for name in ("http_proxy", "ALL_PROXY"):               # a proxy is asked, not the host
+        os.environ[name] = "http://127.0.0.1:9"
+        hub.reach("http://no-such-host.invalid/")
+        del os.environ[name]
     hub.socket.create_connection = connect
-    del os.environ["http_proxy"]
 
 
 def write_parquet(path, texts, rows=3, **columns):

@@ -623,6 +623,10 @@ def test_inside():
                         for part in ("gate", "up"))) for l in range(24)]
     expect(np.allclose(inside.norms_by_layer(norms, inside.GROUPS["ffn in"]), right),
            "and of a group")
+    found = {name: bool(pictures.MATRIX.fullmatch(f"model.layers.0.{name}.weight")) for name in (
+        "self_attn.q_proj", "self_attn.kv_a_proj_with_mqa", "mlp.experts.up_proj",
+        "mlp.shared_experts.down_proj", "mlp.gate", "input_layernorm")}
+    expect(list(found.values()) == [True] * 4 + [False] * 2, f"matrices of a layer: {found}")
     scales = [axes.get_xlim() for axes in figures["edr.png"].axes]
     most = max(max(run.probe["edr_harmonic"].values()) for run in study.runs)
     expect(len(set(scales)) == 1 and scales[0][0] == 0 and most < scales[0][1] <= 3,

@@ -529,6 +529,8 @@ def test_statistics():
                 24: Seeds({"1": 2.0, "2": 0.0})}
     expect(np.allclose(list(statistic.Functions({}, "s").trend(by_depth).values()), [0.5, -1.0]),
            "a slope by seed, for each doubling")
+    del by_depth[24]["2"]
+    expect(list(statistic.Functions({}, "s").trend(by_depth)) == ["1"], "of the seeds that all have")
 
 
 def test_kept():
@@ -690,6 +692,16 @@ def test_resume():
                    "a run whose result is there is not trained again, and stays in its place")
             (here / "tiny.toml").write_text(TINY.replace("6000", "5000"))
             expect(len(repro.missing("tiny")) == 4, "results of other flags are none of the study")
+            repro.harvest("tiny", folder / "whole", [])
+            expect(len(repro.missing("tiny")) == 4, "nor are runs of other flags in the folder")
+            (here / "tiny.toml").write_text(TINY)
+            grown = [run for run in wanted["runs"] if run["axes"]["lr"] == "0.001"]
+            for run in grown:
+                run["axes"] = {axis: run["axes"][axis] for axis in ("mode", "seed")}
+            repro.write_results(path, dict(wanted, flags=wanted["flags"] | {"lr": "0.001"},
+                                           runs=grown))
+            repro.harvest("tiny", folder / "other", [])
+            expect(not repro.missing("tiny"), "results stay when a flag becomes an axis")
         finally:
             repro.HERE = before
 

@@ -11,8 +11,9 @@ PRE's, one micro-batch: the sum over layers of estimate times calls, and what no
 import textwrap
 from collections import namedtuple
 
+from timeline import GAPS, HEAD
+
 PRODUCTS, MEMORY = 790e9, 4.3e9         # FLOP and bytes a millisecond
-HEAD, REST = "LM head", "gaps"
 
 Model = namedtuple("Model", "name L B T C NH HS F swiglu V Vp")
 MODELS = [Model("gpt2-124M", 12, 64, 1024, 768, 12, 64, 3072, False, 50257, 50304),
@@ -173,7 +174,7 @@ def parts_of(m):
         floor, ms = parts["products of blocks"]
         parts["products of blocks"] = (floor, ms - bias_ms)
         parts["bias gradients"] = (0.0, bias_ms)
-    return [(part, *both) for part, both in parts.items()] + [(REST, 0.0, GAPS_MS)]
+    return [(part, *both) for part, both in parts.items()] + [(GAPS, 0.0, GAPS_MS)]
 
 
 def step_of(m):

@@ -25,7 +25,7 @@ BACKENDS = {"torch FlashAttention": "FLASH_ATTENTION", "torch cuDNN": "CUDNN_ATT
 
 
 def milliseconds(run, device):
-    """Milliseconds of one run: the median of SAMPLES, each over RUNS in a row."""
+    """Milliseconds of one run: SAMPLES of them, each the mean over RUNS in a row."""
     times = []
     for sample in range(SAMPLES + 1):
         if device == "cuda":
