@@ -530,7 +530,7 @@ def test_statistics():
     expect(np.allclose(list(statistic.Functions({}, "s").trend(by_depth).values()), [0.5, -1.0]),
            "a slope by seed, for each doubling")
     del by_depth[24]["2"]
-    expect(list(statistic.Functions({}, "s").trend(by_depth)) == ["1"], "of the seeds that all have")
+    expect(list(statistic.Functions({}, "s").trend(by_depth)) == ["1"], "of the common seeds")
 
 
 def test_kept():
