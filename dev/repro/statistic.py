@@ -302,6 +302,8 @@ class Functions:
     def best(self, mode=None, study=None, **axes):
         """The learning rate with the lowest mean final loss; the lower one of equals."""
         rates = self.rates(study, **axes, **({"mode": mode} if mode else {}))
+        if not rates:
+            raise Waiting(self.name_of(study))
         found = min(rates,
                     key=lambda rate: np.mean(list(self.loss(mode, study, **axes, lr=rate)
                                                   .values())))
