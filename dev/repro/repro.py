@@ -264,6 +264,11 @@ def write_results(path, found):
     os.replace(new, path)
 
 
+def run_key(flags, axes):
+    """The same text for two runs that have all flags in common."""
+    return json.dumps(flags | axes, sort_keys=True)
+
+
 def harvest(name, out, keep):
     """Brings results/STUDY.json up to date with the runs that have ended in the folder; others that
     it has stay."""
@@ -273,16 +278,15 @@ def harvest(name, out, keep):
     path, every, only = HERE / f"results/{name}.json", read_study(name), read_only(name)
     axes = {axis: values for axis, values in every.items()
             if len(values) > 1 or axis in ("mode", "seed")}
-    whole = lambda flags, axes: json.dumps(flags | axes, sort_keys=True)    # as missing() compares
     study, old = ablate.make_study(out, kept), read_json(path) or {"flags": {}, "runs": []}
-    have = {whole(old["flags"], run["axes"]): run for run in old["runs"]}
-    have |= {whole(study.flags, run.axes): kept_run(run, keep) for run in study.runs
+    have = {run_key(old["flags"], run["axes"]): run for run in old["runs"]}
+    have |= {run_key(study.flags, run.axes): kept_run(run, keep) for run in study.runs
              if run.status in ENDED}
     found = {"study": name, "machine": kept["machine"], "axes": axes,
              **({"only": only} if only else {}),
              "flags": {axis: values[0] for axis, values in every.items() if axis not in axes},
              "runs": [dict(have[key], axes={axis: run[axis] for axis in axes})
-                      for run in study_runs(name) for key in [whole({}, run)] if key in have]}
+                      for run in study_runs(name) for key in [run_key({}, run)] if key in have]}
     if found["runs"]:
         write_results(path, found)
 
@@ -292,16 +296,16 @@ def harvest(name, out, keep):
 def missing(name):
     """The runs of a study without a result."""
     found = read_json(HERE / f"results/{name}.json") or {"runs": []}
-    done = [found["flags"] | run["axes"] for run in found["runs"]]
-    return [run for run in study_runs(name) if run not in done]
+    done = {run_key(found["flags"], run["axes"]) for run in found["runs"]}
+    return [run for run in study_runs(name) if run_key({}, run) not in done]
 
 
 def left_to_train(name, out):
     """A study's table for dev/ablate.py: all of it, or where results/ has runs that the folder
     lacks, its other runs as rows of `only`."""
     table, every, kept = plain_study(name), study_runs(name), read_json(out / "study.json")
-    here = ablate.combinations(kept) if kept else []
-    asked = [run for run in every if run in here + missing(name)]
+    wanted = missing(name) + (ablate.combinations(kept) if kept else [])
+    asked = [run for run in every if run in wanted]
     if len(asked) == len(every):
         return table
     several = [axis for axis, values in read_study(name).items() if len(values) > 1]
@@ -455,8 +459,8 @@ def main():
                 print("the time is up: the same command goes on", flush=True)
                 break
     report.write(table, HERE, pictures=not options.table)
-    left = {name: len(missing(name)) for name in chosen
-            if name != "calculations" and missing(name)}
+    left = {name: len(runs) for name in chosen
+            if name != "calculations" and (runs := missing(name))}
     if left and not (options.table or options.timing or options.budget):
         sys.exit("error: runs without a result: "
                  f"{', '.join(f'{name} {count}' for name, count in left.items())}\n"

@@ -1,6 +1,6 @@
 // describe.h: the sizes, FLOPs and memory of a model, computed from its tables, and what --show
-// prints. Nothing is allocated on the device. Of a Run these functions read t, f, m, init, layout
-// and setup.
+// prints. Nothing is allocated on the device. These functions read t, f, m, init, layout and
+// setup of a Run.
 #pragma once
 #include "train.h"
 
