@@ -668,6 +668,54 @@ def draw_tuned(results, study, path):
     plt.close(chart)
 
 
+def leads_on_pre(found):
+    """Arm -> steps, validation losses less PRE's with the same seed (one row a seed), and the mean
+    of the last losses. An arm ends where its first run ends; runs without a validation are left
+    out."""
+    arms = {}
+    for run in found["runs"]:
+        arm = run["axes"]["mode"], run["axes"]["init"]
+        arms.setdefault(arm, {})[run["axes"]["seed"]] = run["validations"]
+    base, leads = arms["PRE", "auto"], {}
+    for (mode, init), runs in arms.items():
+        seeds = [seed for seed in runs if runs[seed] and base.get(seed)]
+        if seeds:
+            length = min(len(losses[seed]) for seed in seeds for losses in (runs, base))
+            own, pre = (np.array([losses[seed][:length] for seed in seeds])
+                        for losses in (runs, base))
+            leads[mode if init == "auto" else f"{mode}, {init.capitalize()}"] = (
+                own[0, :, 0], own[:, :, 1] - pre[:, :, 1], own[:, -1, 1].mean())
+    return leads
+
+
+def draw_leads(name, found, path):
+    """Leads on PRE over the bytes that were seen; bands from the lowest to the highest seed, names
+    and last losses where the lines end."""
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    flags = found["flags"]
+    millions = int(flags["batch"]) * int(flags["seq"]) / 1e6           # bytes a step
+    chart, pane = plt.subplots(figsize=(5.6, 3.8))
+    for i, (arm, (steps, leads, end)) in enumerate(leads_on_pre(found).items()):
+        color = f"C{i - 1}" if i else "black"                          # PRE is the first
+        pane.plot(millions * steps, leads.mean(0), color, linewidth=1.5)
+        pane.fill_between(millions * steps, leads.min(0), leads.max(0), color=color, alpha=0.15,
+                          linewidth=0)
+        pane.annotate(f" {arm} {end:.3f}", (millions * steps[-1], leads.mean(0)[-1]), color=color,
+                      fontsize=8, va="center")
+    pane.set_ylim(top=min(pane.get_ylim()[1], 0.4))
+    pane.set_xlabel("million bytes seen", fontsize=8)
+    pane.set_ylabel("validation loss less PRE's, nats per byte", fontsize=8)
+    pane.tick_params(labelsize=7)
+    pane.spines[["top", "right"]].set_visible(False)
+    pane.set_title(f"{flags['layers']} layers of width {flags['width']} on real text: below the "
+                   "line is better than PRE\n(with the name: the loss at the end)", fontsize=9)
+    chart.tight_layout()
+    chart.savefig(path, dpi=100, metadata={"Software": None})
+    plt.close(chart)
+
+
 def write(table, here, pictures=True):
     import repro
     for name, keep in table["keep"].items():
@@ -679,7 +727,8 @@ def write(table, here, pictures=True):
         found, path = read_json(here / "results" / f"{name}.json"), here / f"{name}.png"
         newer = (found and path.exists()
                  and path.stat().st_mtime >= (here / "results" / f"{name}.json").stat().st_mtime)
-        if pictures and found and "picture" in table["keep"][name] and not newer:
-            draw(name, found, path)
+        for kind, function in (("picture", draw), ("leads", draw_leads)):
+            if pictures and found and kind in table["keep"][name] and not newer:
+                function(name, found, path)
     (here / "RESULTS.md").write_text(render(table, here))
     print(f"wrote {here / 'RESULTS.md'}")

@@ -567,6 +567,22 @@ def test_losses():
 
 # ---- the committed results
 
+def test_leads():
+    runs = [{"axes": {"mode": mode, "init": init, "seed": seed}, "validations": losses}
+            for mode, init, seed, losses in (
+                ("PRE", "auto", "1", [[10, 3.0], [20, 2.0]]),
+                ("PRE", "auto", "2", [[10, 3.5], [20, 2.5]]),
+                ("SDD", "scale", "1", [[10, 2.0], [20, 1.75]]),
+                ("SDD", "scale", "2", [[10, 3.0]]),                  # diverged after step 10
+                ("SDD", "scale", "3", [[10, 9.0], [20, 9.0]]),       # PRE has no such seed
+                ("POST", "auto", "1", []))]
+    leads = report.leads_on_pre({"runs": runs})
+    steps, lead, end = leads["SDD, Scale"]
+    expect(list(leads) == ["PRE", "SDD, Scale"], f"arms with a validation, by name: {list(leads)}")
+    expect(list(steps) == [10] and lead.tolist() == [[-1.0], [-0.5]] and end == 2.5,
+           f"seed by seed, as far as all runs went: {steps}, {lead}, {end}")
+
+
 def test_page():
     """RESULTS.md is what claims.toml and results/ give; of no study more is said than was run."""
     expect(report.render(repro.read_claims(), repro.HERE) == (repro.HERE / "RESULTS.md")
