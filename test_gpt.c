@@ -292,7 +292,7 @@ static void test_single_precision(void) {
 
 // The tensor of this name: `value` in its first `count` numbers, 0 in the others.
 static void fill_entry(Gpt *g, const Layout *layout, const char *name, int64_t count, float value) {
-    for (const Entry *e = layout->entries; e < layout->entries + layout->count; e++) {
+    for (const Entry *e = layout->entries; e < layout->end; e++) {
         float *w = judge_fp32.tensor(g, WEIGHTS, e);
         if (!strcmp(e->name, name))
             for (int64_t i = 0; i < e->size; i++) w[i] = i < count ? value : 0;
@@ -322,7 +322,7 @@ static void test_wide_vocabulary(void) {
 
 // Random gradients, the same for the same seed.
 static void fill_grads(Gpt *g, const Layout *layout, uint64_t seed) {
-    for (const Entry *e = layout->entries; e < layout->entries + layout->count; e++) {
+    for (const Entry *e = layout->entries; e < layout->end; e++) {
         double *grad = judge_fp64.tensor(g, GRADS, e);
         uint64_t key = rand_key(seed, e->name, 0);
         for (int64_t i = 0; i < e->size; i++) grad[i] = rand_normal(key, (uint64_t)i);
@@ -511,7 +511,7 @@ static void test_muon_trains(void) {
 // A hash of all weights and moments.
 static uint64_t hash_state(Gpt *g, const Layout *layout) {
     Hash h = hash_begin();
-    for (const Entry *e = layout->entries; e < layout->entries + layout->count; e++)
+    for (const Entry *e = layout->entries; e < layout->end; e++)
         for (int kind = 0; kind < TENSOR_KINDS; kind++)
             if (kind != GRADS && !(kind == ADAM_V && e->muon))
                 hash_add(&h, judge_fp64.tensor(g, kind, e), (size_t)e->size * sizeof(double));

@@ -72,7 +72,7 @@ typedef struct {
 } LinearShape;
 
 static void linear_forward(real *y, const real *x, const real *w, const real *b, LinearShape s) {
-    View y_out = view(y, s.ldy, 1), x_in = view(x, s.in, 1), w_in = view(w, s.in, 1);
+    View y_out = view(y, s.ldy), x_in = view(x, s.in), w_in = view(w, s.in);
     gemm(y_out, x_in, transpose(w_in), s.n, s.out, s.in, s.c, 0);
     if (!b) return;
 #pragma omp parallel for
@@ -84,9 +84,9 @@ static void linear_forward(real *y, const real *x, const real *w, const real *b,
 //   dx [n, in] is SET or ADDed to, by `add`   dw [out, in] by s.to_dw   db [out] or NULL
 static void linear_backward(real *dx, real *dw, real *db, const real *dy, const real *x,
                             const real *w, LinearShape s, int add) {
-    View dy_out = view(dy, s.ldy, 1), x_in = view(x, s.in, 1), w_in = view(w, s.in, 1);
-    gemm(view(dx, s.in, 1), dy_out, w_in, s.n, s.in, s.out, s.c, add == ADD);
-    gemm(view(dw, s.in, 1), transpose(dy_out), x_in, s.out, s.in, s.n, s.c, s.to_dw == ADD);
+    View dy_out = view(dy, s.ldy), x_in = view(x, s.in), w_in = view(w, s.in);
+    gemm(view(dx, s.in), dy_out, w_in, s.n, s.in, s.out, s.c, add == ADD);
+    gemm(view(dw, s.in), transpose(dy_out), x_in, s.out, s.in, s.n, s.c, s.to_dw == ADD);
     if (!db) return;
     // A thread owns a strip of columns, and sums it over the rows in their order.
 #pragma omp parallel for
@@ -122,29 +122,20 @@ typedef struct Norm {
     real eps;                   // keeps r finite
 } Norm;
 
-static void dyt_forward(real *y, const real *x, Norm s) {
-    int64_t W = s.site.width;
-    real alpha = *s.alpha;
-#pragma omp parallel for
-    for (int64_t row = 0; row < s.n * s.site.groups; row++)
-        for (int64_t i = 0; i < W; i++)
-            y[row * W + i] = s.w[i] * tanh_real(alpha * x[row * W + i]) + s.b[i];
-}
-
 static void norm_forward(real *y, const real *x, Norm s) {
-    if (s.site.on == DYT) {
-        dyt_forward(y, x, s);
-        return;
-    }
     int W = s.site.width, G = s.site.groups;
     int shared = s.site.gains == W;
-    real scale = s.site.scale;
+    real scale = s.site.scale, alpha = s.alpha ? *s.alpha : 0;
 #pragma omp parallel for
     for (int64_t row = 0; row < s.n * G; row++) {  // one group of one of the n rows
         int64_t gain = shared ? 0 : row % G * W;     // where the group's gains begin
         const real *x_r = x + row * W, *w = at(s.w, gain), *b = at(s.b, gain);
         real *y_r = y + row * W;
         real mean = 0, square = 0, rstd = 1;
+        if (s.alpha) {  // DyT
+            for (int i = 0; i < W; i++) y_r[i] = w[i] * tanh_real(alpha * x_r[i]) + b[i];
+            continue;
+        }
         if (b) {  // LayerNorm
 #pragma omp simd reduction(+ : mean)
             for (int i = 0; i < W; i++) mean += x_r[i];
@@ -213,7 +204,6 @@ static void dyt_backward(real *dx, const real *dy, const real *x, Norm s, int ad
     double total = 0;
     for (int k = 0; k < PIECES; k++) total += piece[k];
     *s.dalpha += total;
-    norm_backward_gains(dy, x, s);
 }
 
 // With xhat = (x - m) r and u = g * dy:
@@ -221,6 +211,7 @@ static void dyt_backward(real *dx, const real *dy, const real *x, Norm s, int ad
 //   RMSNorm     dx = r (u - xhat mean(u * xhat))
 //   SCALE       dx = u
 static void norm_backward(real *dx, const real *dy, const real *x, Norm s, int add) {
+    norm_backward_gains(dy, x, s);
     if (s.site.on == DYT) {
         dyt_backward(dx, dy, x, s, add);
         return;
@@ -249,7 +240,6 @@ static void norm_backward(real *dx, const real *dy, const real *x, Norm s, int a
             dx_r[i] = add == ADD ? dx_r[i] + d : d;
         }
     }
-    norm_backward_gains(dy, x, s);
 }
 
 // ------------------------------------------------------------------------------ RoPE
@@ -321,7 +311,7 @@ typedef struct {
 
 // Head h of sequence b. x [B, T, heads, size]
 static View head_rows(const real *x, int64_t b, int T, int64_t heads, int size, int64_t h) {
-    return view(x + (b * T * heads + h) * size, heads * size, 1);
+    return view(x + (b * T * heads + h) * size, heads * size);
 }
 
 static Head head_at(const real *q, const real *k, const real *v, const real *c, AttnShape s,
@@ -1380,31 +1370,33 @@ static void router_count(const Block *b, double *loss, double *stats) {
     }
 }
 
+// Adds the squares of a sublayer's branch to sums[0], those of its skip to sums[1].
+//   next, x, x0 as in sublayer_forward
+static void sublayer_stats(const Block *b, Sublayer f, double sums[2], const real *next, real *x,
+                           real *x0) {
+    int C = b->m->C;
+    int64_t values = b->n * C;
+    const real *s = f.post.site.on ? f.s : next;
+    const real *skip = sublayer_skip(f, x, f.in.site.on ? f.u : x, x0);
+    if (!f.p) {  // yn = s - a skip
+        sums[0] += square_sum(s, skip, f.a, values);
+        sums[1] += (double)f.a * f.a * squares(skip, values);
+        return;
+    }
+    for (int64_t k = 0; k < values; k++) {  // nGPT: alpha yn and (1 - alpha) skip
+        double alpha = alpha_of(f.p[k % C], C);
+        sums[0] += alpha * f.yn[k] * alpha * f.yn[k];
+        sums[1] += (1 - alpha) * skip[k] * (1 - alpha) * skip[k];
+    }
+}
+
 // Runs after block_forward, while the buffers still hold this layer.
 static void block_stats(const Block *b, LayerStats *stats, real *x0) {
     LayerSums *sums = &stats->sums;
-    const Sublayer subs[2] = {attn_sublayer(b), ffn_sublayer(b)};
-    real *in[2] = {x0, b->a.mid}, *next[2] = {b->a.mid, b->a.x};  // of attention, of ffn
-    int C = b->m->C;
-    int64_t values = b->n * C, rows = b->n * b->m->NH;
-    for (int i = 0; i < 2; i++) {
-        Sublayer f = subs[i];
-        double *branch = &sums->squares[i ? FFN_BRANCH : ATTN_BRANCH];
-        double *skipped = &sums->squares[i ? FFN_SKIP : ATTN_SKIP];
-        const real *s = f.post.site.on ? f.s : next[i];
-        const real *skip = sublayer_skip(f, in[i], f.in.site.on ? f.u : in[i], x0);
-        if (!f.p) {  // yn = s - a skip
-            *branch += square_sum(s, skip, f.a, values);
-            *skipped += (double)f.a * f.a * squares(skip, values);
-            continue;
-        }
-        for (int64_t k = 0; k < values; k++) {  // nGPT: alpha yn and (1 - alpha) skip
-            double alpha = alpha_of(f.p[k % C], C);
-            *branch += alpha * f.yn[k] * alpha * f.yn[k];
-            *skipped += (1 - alpha) * skip[k] * (1 - alpha) * skip[k];
-        }
-    }
-    sums->squares[STREAM] += squares(b->a.x, values);
+    int64_t rows = b->n * b->m->NH;
+    sublayer_stats(b, attn_sublayer(b), &sums->squares[ATTN_BRANCH], b->a.mid, x0, x0);
+    sublayer_stats(b, ffn_sublayer(b), &sums->squares[FFN_BRANCH], b->a.x, b->a.mid, x0);
+    sums->squares[STREAM] += squares(b->a.x, b->n * b->m->C);
     stats->tokens += b->n;
     for (int64_t i = 0; i < rows; i++)  // NaN stays
         if (b->a.peak[i] > sums->logit || isnan(b->a.peak[i])) sums->logit = b->a.peak[i];
@@ -1437,7 +1429,7 @@ struct Gpt {
     bool measuring;               // since stats_begin
     LayerStats *layer_stats;      // [L]
     double *router_sums;          // [L, router_size] the sums that layer_stats point to
-    double *load_sums;            // [E] tokens of one layer's experts, over all processes
+    double *bias_steps;           // [E] scratch of router_steps
     TensorStats *tensor_stats;    // [entries]
     Update last;                  // the result of the last update
     Comm *comm;
@@ -1472,7 +1464,7 @@ static Gpt *gpt_create(const Model *m, const Setup *setup) {
     g->m = *m;
     g->recompute = setup->recompute;
     g->z_loss = setup->z_loss;
-    g->now = g->max = sizes_make(m, setup->B, setup->T, setup->recompute, omp_get_max_threads(), 1);
+    g->now = g->max = sizes_make(m, setup, omp_get_max_threads(), 1);
     g->comm = setup->comm;
     g->rank = comm_rank(g->comm);
     g->processes = comm_size(g->comm);
@@ -1501,7 +1493,7 @@ static Gpt *gpt_create(const Model *m, const Setup *setup) {
     const char *what = "statistics";
     g->layer_stats = check_alloc(m->L * sizeof *g->layer_stats, what);
     g->router_sums = check_alloc((m->L + 1) * router_size(m) * sizeof(double), what);
-    g->load_sums = g->router_sums + m->L * router_size(m);
+    g->bias_steps = g->router_sums + m->L * router_size(m);
     g->tensor_stats = check_alloc(g->layout.count * sizeof *g->tensor_stats, what);
     return g;
 }
@@ -1546,22 +1538,23 @@ static real *blocks_forward(Gpt *g, const int32_t *inputs, int B, int T, bool co
     return x;
 }
 
-// logits [n, Vp] = s_z * W_head N_fin(x), for the current rows. s_z: only nGPT.
-static void lm_head_forward(Gpt *g, real *x) {
+// logits [n, Vp] = s_z * W_head N_fin(x), for the current rows. s_z: only nGPT. Returns the last
+// layer's activations, which hold the logits.
+static Acts lm_head_forward(Gpt *g, real *x) {
     const Model *m = &g->m;
     Block b = gpt_block(g, m->L - 1);
     real *w = m->tied ? b.w.wte : b.w.wlm, *z = b.p.logits.on ? b.a.z : b.a.logits;
     x = slot_forward(NORM(&b, fin), b.a.fx, x);
     linear_forward(z, x, w, NULL, linear_shape(&b, m->Vp, m->C, 1));
     slot_forward(logits_gain(&b), b.a.logits, z);
+    return b.a;
 }
 
 // Logits, and with targets the losses of B T tokens, added to the sums.
 static void gpt_forward(Gpt *g, const int32_t *inputs, const int32_t *targets, int B, int T) {
     const Model *m = &g->m;
-    lm_head_forward(g, blocks_forward(g, inputs, B, T, targets != NULL));
+    Acts a = lm_head_forward(g, blocks_forward(g, inputs, B, T, targets != NULL));
     if (!targets) return;
-    Acts a = gpt_block(g, m->L - 1).a;
     int n = g->now.n;
     memcpy(g->targets, targets, n * sizeof *targets);
     tokens_check("target", targets, n, m->V);
@@ -1619,10 +1612,8 @@ static void shards_start(Gpt *g, int how, int kind, const Entry *e) {
 
 // Runs once the gradients of layer l (-1: of the model) are complete.
 static void reduce_gradients(Gpt *g, int l) {
-    for (int k = 0; k < g->layout.count; k++) {
-        const Entry *e = &g->layout.entries[k];
+    for (const Entry *e = g->layout.entries; e < g->layout.end; e++)
         if (e->layer == l && !entry_is_common(e)) shards_start(g, COMM_REDUCE, GRADS, e);
-    }
     comm_poke(g->comm);  // MPI makes progress only inside its calls
 }
 
@@ -1666,7 +1657,7 @@ static void *gpt_tensor(Gpt *g, int kind, const Entry *e) {
 
 // Begins a step.
 static void gpt_zero_grads(Gpt *g) {
-    for (const Entry *e = g->layout.entries; e < g->layout.entries + g->layout.count; e++)
+    for (const Entry *e = g->layout.entries; e < g->layout.end; e++)
         if (!entry_is_linear(&g->m, e)) zero(gpt_tensor(g, GRADS, e), e->size);
     g->dw_of_linears = SET;
     for (int l = 0; l < g->m.L; l++) {
@@ -1708,8 +1699,7 @@ static LayerStats *gpt_layer_stats(Gpt *g) {
 
 // nGPT: after every step each row (or column) of a matrix is divided by its length.
 static void gpt_normalize(Gpt *g) {
-    for (int k = 0; k < g->layout.count; k++) {
-        const Entry *e = &g->layout.entries[k];
+    for (const Entry *e = g->layout.entries; e < g->layout.end; e++) {
         real *w = gpt_tensor(g, WEIGHTS, e);
         EntryLines s = entry_lines(&g->m, e);
         if (!s.length) continue;
@@ -1728,20 +1718,17 @@ static void gpt_normalize(Gpt *g) {
 }
 
 // The router's selection bias moves by a fixed step towards an even load (Wang et al. 2024;
-// DeepSeek-V3 section 2.1.2): b_e += rate sign(mean load - load_e). Returns expert e's step.
-static real router_balance_step(const double *load, int E, int e, real rate) {
-    double sum = 0;
-    for (int j = 0; j < E; j++) sum += load[j];
-    if (load[e] * E < sum) return rate;
-    return load[e] * E > sum ? -rate : 0;
-}
-
-// Tokens of each expert of layer l in this step, all-reduced: [E].
-static const double *router_loads(Gpt *g, int l) {
+// DeepSeek-V3 section 2.1.2): b_e += rate sign(mean load - load_e), with the loads of layer l in
+// this step, over all processes. Returns the steps [E].
+static const double *router_steps(Gpt *g, int l, real rate) {
+    int E = g->m.moe.E;
     const real *loads = gpt_block(g, l).a.loads;
-    for (int j = 0; j < g->m.moe.E; j++) g->load_sums[j] = loads[j];
-    comm_all_reduce(g->comm, g->load_sums, g->m.moe.E, COMM_SUM);
-    return g->load_sums;
+    double *step = g->bias_steps, sum = 0;
+    for (int j = 0; j < E; j++) step[j] = loads[j];
+    comm_all_reduce(g->comm, step, E, COMM_SUM);
+    for (int j = 0; j < E; j++) sum += step[j];
+    for (int j = 0; j < E; j++) step[j] = rate * ((step[j] * E < sum) - (step[j] * E > sum));
+    return step;
 }
 
 // The sum of squares of the gradients that this process owns. Each piece is one parallel sum, so
@@ -1749,8 +1736,7 @@ static const double *router_loads(Gpt *g, int l) {
 static double gpt_square(const Gpt *g) {
     int64_t begin = 0, end = 0;  // the piece so far
     double sum = 0;
-    for (int k = 0; k < g->layout.count; k++) {
-        const Entry *e = &g->layout.entries[k];
+    for (const Entry *e = g->layout.entries; e < g->layout.end; e++) {
         Part part = entry_part(e, g->rank, g->processes);
         if (!part.size) continue;
         if (e->offset + part.first != end) {  // a gap: the piece ends
@@ -1833,9 +1819,9 @@ static void scale_to(real *y, const real *x, real factor, int64_t size) {
 static real *newton_schulz(real *x, real *y, real *s, real *p, int64_t rows, int64_t cols) {
     bool tall = rows > cols;
     int64_t k = tall ? cols : rows;
-    View S = view(s, k, 1), P = view(p, k, 1);
+    View S = view(s, k), P = view(p, k);
     for (int i = 0; i < MUON_ITERATIONS; i++) {
-        View X = view(x, cols, 1), Y = view(y, cols, 1);
+        View X = view(x, cols), Y = view(y, cols);
         if (tall) gemm(S, transpose(X), X, k, k, rows, 1, false);
         else gemm(S, X, transpose(X), k, k, cols, 1, false);
         scale_to(p, s, MUON_B, k * k);
@@ -1898,14 +1884,11 @@ static void gpt_update(Gpt *g, const Optimizer *o) {
     if (!u.applied) return;
     g->cached = 0;  // the KV cache is stale
     real clip_factor = clip_factor_of(o, u.norm);
-    for (int k = 0; k < g->layout.count; k++) {
-        const Entry *e = &g->layout.entries[k];
+    for (const Entry *e = g->layout.entries; e < g->layout.end; e++) {
         real *w = gpt_tensor(g, WEIGHTS, e);
         if (entry_is_common(e)) {  // the selection bias
-            const double *load = router_loads(g, e->layer);
-            real rate = o->lr[LR_BALANCE];
-            for (int i = 0; i < e->size; i++)
-                w[i] += router_balance_step(load, g->m.moe.E, i, rate);
+            const double *step = router_steps(g, e->layer, o->lr[LR_BALANCE]);
+            for (int i = 0; i < e->size; i++) w[i] += (real)step[i];
             continue;
         }
         TensorShard shard = tensor_shard(g, e, o);
@@ -1962,15 +1945,14 @@ static TensorStats muon_stats(const Gpt *g, TensorShard s, const Optimizer *o) {
 
 // The same sums for a selection bias, which has no gradient: process 0 alone returns them.
 static TensorStats balance_stats(Gpt *g, const Optimizer *o, const Entry *e) {
-    const double *load = router_loads(g, e->layer);
+    const double *step = router_steps(g, e->layer, o->lr[LR_BALANCE]);
     const real *w = gpt_tensor(g, WEIGHTS, e);
     TensorStats sums = {0, 0, 0};
     if (g->rank) return sums;
     for (int i = 0; i < e->size; i++) {
-        double step = router_balance_step(load, g->m.moe.E, i, o->lr[LR_BALANCE]);
-        double before = w[i] - step;
+        double before = w[i] - step[i];
         sums.weight += before * before;
-        sums.update += step * step;
+        sums.update += step[i] * step[i];
     }
     return sums;
 }
@@ -2006,8 +1988,7 @@ static double gpt_free_bytes(const Model *m, const Setup *setup) {
 
 // Unknown in double, whose products are three loops.
 static double gpt_peak(void) {
-    double seconds = 0.05;
-    return sizeof(real) == 4 ? peak_products(seconds) : 0;
+    return sizeof(real) == 4 ? peak_products(0.05) : 0;  // seconds
 }
 
 // ------------------------------------------------------------------------------ main

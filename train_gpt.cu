@@ -102,7 +102,7 @@ struct Gpt {
 
 // These two let `for (const Entry &e : g->layout)` visit every parameter tensor.
 static const Entry *begin(const Layout &layout) { return layout.entries; }
-static const Entry *end(const Layout &layout) { return layout.entries + layout.count; }
+static const Entry *end(const Layout &layout) { return layout.end; }
 
 // Rows of scratch, each as wide as the widest gain: the 256 chunks of a long gain and those of its
 // bias (gain_chunks). The COLUMN_SPLITS partial sums of a linear's bias fit as well. Kernels with
@@ -338,7 +338,7 @@ static Gpt *gpt_create(const Model *m, const Setup *setup) {
     gpu_open(&g->gpu, comm_local_rank(setup->comm));
     g->m = *m;
     g->setup = *setup;
-    g->now = g->max = sizes_make(m, setup->B, setup->T, setup->recompute, 0, RATIO);
+    g->now = g->max = sizes_make(m, setup, 0, RATIO);
     // Sizes and offsets of all tensors, before any of them is allocated.
     g->layout = setup_layout(m, setup);
     g->act_layout = act_layout_make(m, &g->max);

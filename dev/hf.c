@@ -88,7 +88,7 @@ static void print_model(const char *mode_name, int count, char **words) {
         printf("%s\"%s\": \"%s\"", i > FLAG_model + 1 ? ", " : "", FLAGS[i].field,
                flag_text(buf, &set.f, &FLAGS[i]));
     printf("},\n\"tensors\": {");
-    for (const Entry *e = t.entries; e < t.entries + t.count; e++) {
+    for (const Entry *e = t.entries; e < t.end; e++) {
         printf("%s\"%s\": [", e > t.entries ? ",\n" : "", e->name);
         if (e->row.rows != 1) printf("%lld, ", (long long)entry_rows(&m, e));     // else a vector
         printf("%lld]", (long long)e->row.cols);

@@ -21,7 +21,7 @@ int main(int argc, char **argv) {
     double ffn = 0;
     double rows = (double)moe_layers(&m) * m.moe.K;
     double flops = flops_per_token(&m, &t);
-    for (Entry *e = t.entries; e < t.entries + t.count; e++) {
+    for (Entry *e = t.entries; e < t.end; e++) {
         bool expert = tensor_size(&m, e, true) != tensor_size(&m, e, false);
         if (e->row.lr == LR_HEAD) head += tensor_size(&m, e, true);
         if (e->row.lr == LR_HIDDEN) *(expert ? &experts : &hidden) += tensor_size(&m, e, true);
@@ -38,7 +38,8 @@ int main(int argc, char **argv) {
         }
     for (int i = 0; i < 3; i++)
         for (int B = 1; B <= 32; B *= 2) {
-            Sizes s = sizes_make(&m, B, m.T, LEVELS[i], 0, 2);
+            Setup setup = {.B = B, .T = m.T, .recompute = LEVELS[i]};
+            Sizes s = sizes_make(&m, &setup, 0, 2);
             ActLayout a = act_layout_make(&m, &s);
             printf("acts %d %d %lld\n", i, B, (long long)(a.acts + a.grads) * 2);
         }

@@ -55,9 +55,7 @@ static inline View band(const real *p, int64_t rs, int64_t cs, int64_t first, in
     return (View){(real *)p, rs, cs, first, last};
 }
 
-static inline View view(const real *p, int64_t rs, int64_t cs) {
-    return band(p, rs, cs, -FAR, FAR);
-}
+static inline View view(const real *p, int64_t rs) { return band(p, rs, 1, -FAR, FAR); }
 
 // The part that begins at row i and column j.
 static inline View part(View v, int64_t i, int64_t j) {

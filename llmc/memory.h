@@ -54,8 +54,6 @@ static inline void param_rows(ParamRow rows[PARAM_COUNT], const Model *m, int l)
     memcpy(rows, all, sizeof all);
 }
 
-static inline bool row_is_per_layer(const ParamRow *row) { return strchr(row->name, '%') != NULL; }
-
 // A parameter tensor that exists.
 typedef struct Entry {
     ParamRow row;
@@ -73,7 +71,7 @@ typedef struct Entry {
 } Entry;
 
 typedef struct Layout {
-    Entry *entries;  // [count]
+    Entry *entries, *end;  // [count], and behind the last
     int count;
     int64_t total;    // elements of the weights
     int64_t state;    // elements of an arena of this process's shards (layout_share)
@@ -83,7 +81,8 @@ typedef struct Layout {
 
 static inline void layout_add(Layout *t, const ParamRow *row, int id, int layer) {
     if (!row->exists) return;
-    Entry *e = &t->entries[t->count++];
+    Entry *e = t->end++;
+    t->count++;
     e->row = *row;
     e->id = id;
     e->layer = layer;
@@ -109,12 +108,14 @@ static inline Layout layout_make(const Model *m) {
     memset(&t, 0, sizeof t);
     ParamRow rows[PARAM_COUNT];
     size_t places = (size_t)(m->L + 1) * PARAM_COUNT;
-    t.entries = (Entry *)check_alloc(places * sizeof(Entry), "the list of parameters");
+    t.entries = t.end = (Entry *)check_alloc(places * sizeof(Entry), "the list of parameters");
     t.offset = layout_offsets(places);
     for (int l = -1; l < m->L; l++) {
         param_rows(rows, m, l < 0 ? 0 : l);
-        for (int id = 0; id < PARAM_COUNT; id++)
-            if (row_is_per_layer(&rows[id]) == (l >= 0)) layout_add(&t, &rows[id], id, l);
+        for (int id = 0; id < PARAM_COUNT; id++) {
+            bool per_layer = strchr(rows[id].name, '%') != NULL;
+            if (per_layer == (l >= 0)) layout_add(&t, &rows[id], id, l);
+        }
     }
     return t;
 }
@@ -127,15 +128,11 @@ typedef struct Part {
     int64_t first, size;  // elements
 } Part;
 
-static inline bool entry_is_split(const Entry *e) {
-    return e->row.role == ROLE_EMBEDDING || e->row.role == ROLE_HEAD;
-}
-
 static inline bool entry_is_common(const Entry *e) { return e->row.lr == LR_BALANCE; }
 
 static inline Part entry_part(const Entry *e, int rank, int processes) {
     Part part = {0, e->owner == rank || entry_is_common(e) ? e->size : 0};
-    if (!entry_is_split(e)) return part;
+    if (e->row.role != ROLE_EMBEDDING && e->row.role != ROLE_HEAD) return part;
     part.first = e->row.rows * rank / processes * e->row.cols;
     part.size = e->row.rows * (rank + 1) / processes * e->row.cols - part.first;
     return part;
@@ -176,7 +173,7 @@ static inline void layout_share(Layout *t, const Model *m, bool muon, int rank, 
     int64_t *load =
         (int64_t *)check_alloc((size_t)processes * sizeof *load, "the loads of processes");
     t->state = t->second = 0;
-    for (Entry *e = t->entries; e < t->entries + t->count; e++) {
+    for (Entry *e = t->entries; e < t->end; e++) {
         e->owner = 0;
         for (int r = 1; r < processes; r++)
             if (load[r] < load[e->owner]) e->owner = r;
@@ -195,7 +192,7 @@ static inline void layout_share(Layout *t, const Model *m, bool muon, int rank, 
 // smaller side; for the largest matrix, or with `together` for all matrices of the largest tensor.
 static inline int64_t layout_muon_scratch(const Layout *t, bool together) {
     int64_t most = 0;
-    for (const Entry *e = t->entries; e < t->entries + t->count; e++) {
+    for (const Entry *e = t->entries; e < t->end; e++) {
         if (!e->muon) continue;
         int64_t rows = e->row.rows / e->muon, cols = e->row.cols, k = least(rows, cols);
         int64_t size = 2 * (rows * cols + k * k) * (together ? e->muon : 1);

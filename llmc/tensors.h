@@ -132,13 +132,6 @@ enum { ROW_TILE = 128 };                      // rows of an expert in one tile o
 // The largest number of tiles for so many rows: the last tile of each expert may be partly empty.
 static inline int64_t row_tiles(int64_t rows, int E) { return rows / ROW_TILE + E; }
 
-static inline Sizes sizes_make(const Model *m, int B, int T, int recompute, int threads,
-                               int ratio) {
-    int keep = recompute == RECOMPUTE_ON ? 1 : m->L, cheap = recompute == RECOMPUTE_OFF ? m->L : 1;
-    Sizes s = {B, T, B * T, keep, cheap, threads, ratio};
-    return s;
-}
-
 // On a GPU one product computes a row [q | k | v] from a row of u, or with latent attention
 // [q | latent | kr]. This is the width of that row.
 static inline int qkv_width(const Model *m) {

@@ -16,9 +16,9 @@ static void check_rows(const Task *t, int T) {
         const TaskRow *row = t->order[i];
         int inputs = row->inputs;
         must(inputs >= 1 && inputs <= T && row->scored >= 1 && row->scored <= inputs &&
-             row->scored <= row->after && row->example < t->examples);
+             row->scored <= row->tokens - row->before && row->example < t->examples);
         must(i == 0 || inputs <= t->order[i - 1]->inputs);
-        for (int64_t k = 0; k < row->before + row->after; k++) {
+        for (int64_t k = 0; k < row->tokens; k++) {
             int64_t at = k < row->before ? row->context + k : row->completion + k - row->before;
             must(at >= 0 && at < t->tokens && task_token(t, at) < VOCAB);
         }

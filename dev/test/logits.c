@@ -41,7 +41,7 @@ static void write_logits(Run *r, const char *out) {
 
 // nGPT's alpha depends on |p| alone.
 static void turn_alphas(Run *r) {
-    for (const Entry *e = r->layout.entries; e < r->layout.entries + r->layout.count; e++)
+    for (const Entry *e = r->layout.entries; e < r->layout.end; e++)
         for (int64_t i = 1; i < e->size && (e->id == PARAM_attn_p || e->id == PARAM_ffn_p); i += 2)
             ((float *)r->t->tensor(r->gpt, WEIGHTS, e))[i] *= -1;
 }

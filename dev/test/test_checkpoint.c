@@ -329,7 +329,7 @@ static void write_checkpoint(const char *run, int64_t step, int64_t id, int64_t 
 // The id of a checkpoint, or -1 when its parts disagree.
 static int64_t read_checkpoint(const char *dir) {
     char path[PATH_CAP];
-    Json *state = json_read_file(check_format(path, sizeof path, "%s/state.json", dir));
+    Json *state = json_read_file(check_format(path, sizeof path, "%s/state.json", dir), NULL);
     int64_t id = json_get_int(state, "id", path);
     json_free(state);
     SafetensorsFile file;

@@ -182,7 +182,7 @@ static double log_p(const Trainer *t, Gpt *gpt, const int32_t *tokens, int n, in
 }
 
 static int row_tokens(const Task *t, const TaskRow *row, int32_t *tokens) {
-    int all = row->before + row->after, first = all > T + 1 ? all - T - 1 : 0;
+    int all = row->tokens, first = all > T + 1 ? all - T - 1 : 0;
     for (int i = first; i < all; i++)
         tokens[i - first] =
             (int32_t)task_token(t, i < row->before ? row->context + i
@@ -223,8 +223,8 @@ static void test_scores(void) {
     task_open(&t, f.path, &READER);
     EXPECT(t.kind == TASK_CHOICE && t.rows == 18 && t.examples == 6 && t.cut == 6,
            "%lld sequences, %lld cut", (long long)t.rows, (long long)t.cut);
-    EXPECT(t.row[2].scored == 3 && t.row[2].after == 5 && t.row[2].length == 10 &&
-               t.row[0].length == 30,
+    EXPECT(t.row[2].scored == 3 && t.row[2].tokens - t.row[2].before == 5 &&
+               t.row[2].length == 10 && t.row[0].length == 30,
            "a completion's own context and its length in characters");
     expect_scores(&judge_fp64, &t, &m, 1, 1e-12);
     expect_scores(&judge_fp64, &t, &m, 5, 1e-12);
@@ -279,9 +279,9 @@ static void test_windows(void) {
     for (int64_t i = 0; i < t.rows; i++) {
         const TaskRow *row = &t.row[i];
         // reaches back to the document's start, or T tokens
-        wrong += row->after - 1 > T ||
-                 (row->scored < T && row->after - 1 < T && task_token(&t, row->completion));
-        for (int k = 0; k < row->scored; k++) seen[row->completion + row->after - 1 - k]++;
+        wrong += row->tokens - 1 > T ||
+                 (row->scored < T && row->tokens - 1 < T && task_token(&t, row->completion));
+        for (int k = 0; k < row->scored; k++) seen[row->completion + row->tokens - 1 - k]++;
     }
     for (int i = 0; i < f.count; i++) wrong += seen[i] != (f.words[i] != 0);
     EXPECT(!wrong && t.rows == 1 + 1 + 2 + 3 && t.examples == 4 && t.words == 60,

@@ -31,14 +31,14 @@ static void against_naive(Product packed, const char *name) {
                 int add = scale % 2;
                 float alpha = scale / 2 ? 1 : 0.3f;  // not a power of two: its product is rounded
                 int M = sizes[s][0], N = sizes[s][1], K = sizes[s][2], ldc = N + 2;
-                View A = form & 1 ? view(a, 1, M) : view(a, K, 1);
-                View B = form & 2 ? view(b, 1, K) : view(b, N, 1);
-                View given_A = view(given_a, A.rs, A.cs);
-                View given_B = view(given_b, B.rs, B.cs);
+                View A = form & 1 ? transpose(view(a, M)) : view(a, K);
+                View B = form & 2 ? transpose(view(b, K)) : view(b, N);
+                View given_A = band(given_a, A.rs, A.cs, -FAR, FAR);
+                View given_B = band(given_b, B.rs, B.cs, -FAR, FAR);
                 // without add C is not read
                 for (int i = 0; i < M * ldc; i++) c[i] = d[i] = add ? a[i + 1] : NAN;
-                packed(view(c, ldc, 1), given_A, given_B, M, N, K, alpha, add);
-                gemm_naive(view(d, ldc, 1), A, B, M, N, K, alpha, add);
+                packed(view(c, ldc), given_A, given_B, M, N, K, alpha, add);
+                gemm_naive(view(d, ldc), A, B, M, N, K, alpha, add);
                 double worst = 0, edge = 0;
                 for (int i = 0; i < M; i++)
                     for (int j = 0; j < ldc; j++) {
@@ -52,7 +52,7 @@ static void against_naive(Product packed, const char *name) {
                        alpha, add, worst);
                 int some = (M + 1) / 2;
                 for (int i = 0; i < some * ldc; i++) d[i] = add ? a[i + 1] : NAN;
-                packed(view(d, ldc, 1), given_A, given_B, some, N, K, alpha, add);
+                packed(view(d, ldc), given_A, given_B, some, N, K, alpha, add);
                 EXPECT(!memcmp(c, d, (size_t)(some * ldc) * sizeof *c),
                        "%s %dx%dx%d, form %d, alpha %g, add %d: "
                        "other bits in the first %d rows alone",
@@ -62,7 +62,7 @@ static void against_naive(Product packed, const char *name) {
                 memcpy(d, c, sizeof c);
                 for (int i = 0; i < M * ldc; i++) c[i] = add ? a[i + 1] : NAN;
                 omp_set_num_threads(7);
-                packed(view(c, ldc, 1), given_A, given_B, M, N, K, alpha, add);
+                packed(view(c, ldc), given_A, given_B, M, N, K, alpha, add);
                 omp_set_num_threads(threads);
                 EXPECT(!memcmp(c, d, sizeof c),
                        "%s %dx%dx%d, form %d, alpha %g, add %d: other bits with 7 threads", name, M,
@@ -71,13 +71,13 @@ static void against_naive(Product packed, const char *name) {
             }
     // No depth: C, or nothing.
     for (int i = 0; i < 6; i++) c[i] = (float)i;
-    packed(view(c, 3, 1), view(a, 1, 1), view(b, 1, 1), 2, 3, 0, 1, 1);
+    packed(view(c, 3), view(a, 1), view(b, 1), 2, 3, 0, 1, 1);
     EXPECT(c[5] == 5, "%s of depth 0 gives %g, expected C as it was", name, c[5]);
-    packed(view(c, 3, 1), view(a, 1, 1), view(b, 1, 1), 2, 3, 0, 1, 0);
+    packed(view(c, 3), view(a, 1), view(b, 1), 2, 3, 0, 1, 0);
     EXPECT(c[0] == 0 && c[5] == 0, "%s of depth 0, add 0 gives %g, expected 0", name, c[5]);
     // No rows, as of an expert without tokens, or no columns: nothing.
     for (int i = 0; i < 2; i++)
-        packed(view(c, 3, 1), view(a, 8, 1), view(b, 3, 1), i ? 2 : 0, i ? 0 : 3, 8, 1, 1);
+        packed(view(c, 3), view(a, 8), view(b, 3), i ? 2 : 0, i ? 0 : 3, 8, 1, 1);
     EXPECT(c[0] == 0 && c[5] == 0, "%s without rows or columns writes %g", name, c[0]);
 }
 
@@ -109,14 +109,15 @@ static void against_band(Product packed, const char *name) {
                     nans[i * rs + j * cs] = out > REACH ? NAN : zeros[i * rs + j * cs];
                 }
             for (int i = 0; i < M * N; i++) whole[i] = some[i] = given_b[i];
-            packed(view(whole, N, 1), view(zeros, rs, cs), view(given_b, N, 1), M, N, K, 0.3f, 1);
-            packed(view(some, N, 1), band(nans, rs, cs, first, last), view(given_b, N, 1), M, N, K,
+            View full = band(zeros, rs, cs, -FAR, FAR);
+            packed(view(whole, N), full, view(given_b, N), M, N, K, 0.3f, 1);
+            packed(view(some, N), band(nans, rs, cs, first, last), view(given_b, N), M, N, K,
                    0.3f, 1);
             for (int i = 0; i < M * N; i++) wrong += whole[i] != some[i];
             for (int i = 0; i < M * N; i++) some[i] = NAN;
-            packed(view(whole, N, 1), view(given_a, rs, cs), view(given_b, N, 1), M, N, K, 1, 0);
-            packed(band(some, N, 1, first, last), view(given_a, rs, cs), view(given_b, N, 1), M, N,
-                   K, 1, 0);
+            full = band(given_a, rs, cs, -FAR, FAR);
+            packed(view(whole, N), full, view(given_b, N), M, N, K, 1, 0);
+            packed(band(some, N, 1, first, last), full, view(given_b, N), M, N, K, 1, 0);
             for (int64_t i = 0; i < M; i++)
                 for (int64_t j = 0; j < N; j++) {
                     int64_t out = outside(i, j, first, last);
@@ -200,7 +201,7 @@ void test_gemm(void) {
     float ones[8] = {1, 1, 1, 1, 1, 1, 1, 1};
     for (int K = 1; K <= 8; K++) {
         float sum = 0;
-        gemm_packed_bf16(view(&sum, 1, 1), view(x, 8, 1), view(ones, 1, 8), 1, 1, K, 1, 0);
+        gemm_packed_bf16(view(&sum, 1), view(x, 8), transpose(view(ones, 8)), 1, 1, K, 1, 0);
         EXPECT(sum == (float)K + (K > 1) * 0x1p-7f, "bf16, depth %d: %.9g", K, sum);
     }
 }

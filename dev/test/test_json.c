@@ -313,7 +313,7 @@ static void need_int(void *arg) {
     Json *root = json_parse((const char *)arg, strlen((const char *)arg), "state.json");
     json_get_int(root, "step", "state.json");
 }
-static void read_missing(void *arg) { json_read_file((const char *)arg); }
+static void read_missing(void *arg) { json_read_file((const char *)arg, NULL); }
 
 static void test_files(void) {
     char path[512];
@@ -323,7 +323,7 @@ static void test_files(void) {
     for (int i = 0; i < 10000; i++) fputc('x', f);
     fputs("\",\"step\":7}", f);
     fclose(f);
-    Json *root = json_read_file(path);
+    Json *root = json_read_file(path, NULL);
     EXPECT(json_get_int(root, "step", path) == 7 &&
                strlen(json_get_string(root, "pad", path)) == 10000,
            "a file is read wrongly");

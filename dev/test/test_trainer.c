@@ -237,8 +237,8 @@ void test_logger(void) {
     log_close(&log);
     EXPECT(log_lines(path, &steps) == 1, "a run that begins has an empty log");
     char text[32];
-    EXPECT(!strcmp(log_duration(text, sizeof text, 3725.4), "1:02:05") &&
-               !strcmp(log_duration(text, sizeof text, 61), "1:01"),
+    EXPECT(!strcmp(log_duration(text, 3725.4), "1:02:05") &&
+               !strcmp(log_duration(text, 61), "1:01"),
            "durations");
 }
 

@@ -274,10 +274,8 @@ static void config_read_flags(FlagSet *set, const Json *root, const char *path, 
 // Sets the flags of a config.json, and returns it parsed, with its version, checksum and mode
 // checked. Version 1 has no checksum.
 static Json *config_open(FlagSet *set, const char *path, const Mode *mode) {
-    size_t n;
-    char *text = file_read(path, JSON_MOST, &n), end[64], run[PATH_CAP];
-    CHECK(text, "cannot read %s: %s\n  -> check the path", path, file_error());
-    Json *root = json_parse(text, n, path);
+    char *text, end[64], run[PATH_CAP];
+    Json *root = json_read_file(path, &text);
     int64_t version = json_get_int(root, "norm_c_version", path);
     CHECK(version <= CONFIG_VERSION,
           "%s: expected a version of the format up to %d, found %lld\n  -> use a newer norm.c",
@@ -352,7 +350,7 @@ void config_init_from(FlagSet *set, const FlagSet *given, const Trainer *t) {
 static void config_begin(FlagSet *given, const Mode *mode, int argc, char **argv) {
     const char *path = given->f.config, *model = given->f.model;
     bool by_model = given->by[FLAG_model] == BY_USER;
-    Json *root = json_read_file(path);
+    Json *root = json_read_file(path, NULL);
     // A file written by hand need not name a placement.
     if (json_get(root, "norm_mode")) check_mode(root, path, mode);
     flags_default(given);

@@ -12,17 +12,15 @@ double tensor_size(const Model *m, const Entry *e, bool active) {
 
 double parameter_count(const Model *m, const Layout *layout, bool active) {
     double sum = 0;                                        // exact up to 2^53
-    for (int k = 0; k < layout->count; k++) sum += tensor_size(m, &layout->entries[k], active);
+    for (const Entry *e = layout->entries; e < layout->end; e++) sum += tensor_size(m, e, active);
     return sum;
 }
 
 double flops_per_token(const Model *m, const Layout *layout) {
     // A tied LM head is the embedding's matrix: it counts once, as the head's product.
     double matrices = m->tied ? (double)m->V * m->C : 0;
-    for (int k = 0; k < layout->count; k++) {
-        const Entry *e = &layout->entries[k];
+    for (const Entry *e = layout->entries; e < layout->end; e++)
         if (e->row.lr == LR_HIDDEN || e->row.lr == LR_HEAD) matrices += tensor_size(m, e, true);
-    }
     return 6 * matrices + 3.0 * m->L * m->NH * (qk_size(m) + m->HS) * m->T;
 }
 
@@ -42,7 +40,7 @@ typedef struct Memory {
 // The sizes of the largest micro-batch, as the device computes it.
 static Sizes setup_sizes(const Run *r, const Setup *setup) {
     bool gpu = on_gpu(r->t);
-    return sizes_make(&r->m, setup->B, setup->T, setup->recompute, gpu ? 0 : omp_get_max_threads(),
+    return sizes_make(&r->m, setup, gpu ? 0 : omp_get_max_threads(),
                       gpu ? sizeof(float) / r->t->storage : 1);
 }
 
@@ -122,10 +120,10 @@ void show_memory(const Run *r) {
 // ---------------------------------------------------------------------------- tables
 
 // One line on a layer: which norms are on, its skips, constants and norm groups.
-static void describe_layer(const Model *m, int l, char *line, size_t cap) {
+static void describe_layer(const Model *m, int l, char line[256]) {
     static const char *const SKIPS[] = {"own", "normed", "block"};
     LayerMode p = layer_mode(m, l);
-    check_format(line, cap,
+    check_format(line, 256,
                  "%-14s %d%d %-6s a=%-7.4g c=%-7.4g %d | %d%d %-6s a=%-7.4g c=%-7.4g %d | "
                  "%d%d%d%d %dx%d/%dx%d   gains out %.4g, %.4g", p.row->name,
                  p.attn_in.on, p.attn_out.on, SKIPS[p.row->attn.skip], p.attn_a, p.attn_c,
@@ -139,10 +137,10 @@ static void show_layers(const Model *m) {
     char line[256], next[256] = "";
     printf("\nlayers           row            attention: in out, skip, a, c, post | ffn: the same "
            "| q k v context norms, groups of q / k\n");
-    describe_layer(m, 0, line, sizeof line);
+    describe_layer(m, 0, line);
     // Prints layers first..l-1 if layer l differs from them, or if l is past the last layer.
     for (int l = 1, first = 0; l <= m->L; l++) {
-        if (l < m->L) describe_layer(m, l, next, sizeof next);
+        if (l < m->L) describe_layer(m, l, next);
         if (l < m->L && !strcmp(line, next)) continue;
         printf("  %4d..%-4d     %s\n", first, l - 1, line);
         first = l;
@@ -155,11 +153,11 @@ static void show_layers(const Model *m) {
 static void show_parameter(const Run *r, int id, bool shared) {
     static const char *const DECAYS[] = {"matrix", "embedding", "gain", "none"};
     static const char *const GROUPS[] = {"embedding", "hidden", "head", "vector", "balance"};
-    const Entry *first = NULL, *last = NULL, *end = r->layout.entries + r->layout.count;
+    const Entry *first = NULL, *last = NULL;
     int copies = 0;
     double size = 0;
     char start[64];
-    for (const Entry *e = r->layout.entries; e < end; e++) {
+    for (const Entry *e = r->layout.entries; e < r->layout.end; e++) {
         if (e->id != id || (strstr(e->name, "shared") != NULL) != shared) continue;
         if (!copies++) first = e;
         last = e;
@@ -189,7 +187,7 @@ static void show_activation(const Run *r, const Sizes *s, int id) {
         exists += row->exists != 0;
     }
     if (!exists) return;
-    int copies = exists < row->copies ? exists : row->copies;  // layers without the row have none
+    int copies = least(exists, row->copies);  // layers without the row have none
     double mib = row->size * r->t->storage / 1048576.0;
     printf("  %-15s %6d  %9lld x %-7lld %9.2f   ", row->field, copies, (long long)row->rows,
            (long long)row->cols, copies * mib);

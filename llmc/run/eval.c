@@ -21,8 +21,7 @@ int64_t task_token(const Task *t, int64_t i) {
 // Appends a sequence. The model reads its tokens but the last, which is only predicted; if these
 // are more than T, the last T of them.
 static void add_row(Task *t, TaskRow row, int T) {
-    int inputs = row.before + row.after - 1;
-    row.inputs = least(inputs, T);
+    row.inputs = least(row.tokens - 1, T);
     row.example = t->examples;
     t->row = check_grow(t->row, t->rows, sizeof row, "a list of completions");
     t->row[t->rows++] = row;
@@ -36,9 +35,9 @@ static int64_t row_place(const TaskRow *row, int i) {
 // The length that acc_norm divides by, if the file does not give it: characters without the leading
 // space, as lm-evaluation-harness counts; tokens if there is no tokenizer, as llm.c counts.
 static double completion_length(const Task *t, const TaskRow *row, const Tokenizer *tokenizer) {
-    int all = row->before + row->after, begin = all - row->scored;
+    int begin = row->tokens - row->scored;
     double length = 0;
-    for (int i = begin; i < all; i++) {
+    for (int i = begin; i < row->tokens; i++) {
         size_t n = 1;
         int64_t token = task_token(t, row_place(row, i));
         const char *bytes = "x";                  // a token without text counts as one character
@@ -89,7 +88,7 @@ static int64_t read_example(Task *t, const char *path, int64_t at, const TaskRea
               path, t->examples, i);
         add_row(t, (TaskRow){
             .context = context, .completion = at + 1,
-            .before = before, .after = after, .scored = after, .label = label,
+            .before = before, .tokens = before + after, .scored = after, .label = label,
         }, r->T);
         at += 1 + after;
     }
@@ -103,8 +102,8 @@ static int64_t read_example(Task *t, const char *path, int64_t at, const TaskRea
     for (long long i = 0; i < choices; i++) {
         TaskRow *row = &t->row[t->rows - choices + i];
         if (has_lengths) row->scored -= task_token(t, at + choices + i);
-        int unscored = row->before + row->after - row->scored;
-        CHECK(row->scored > 0 && row->scored <= row->after && unscored > 0,
+        int unscored = row->tokens - row->scored;
+        CHECK(row->scored > 0 && unscored >= row->before && unscored > 0,
               "%s: completion %lld of example %lld has %d tokens to score and %d before them, "
               "expected at least one of each" REWRITE,
               path, i, t->examples, row->scored, unscored);
@@ -150,7 +149,7 @@ static void read_document(Task *t, int64_t at, int64_t n, int T) {
         int64_t scored = least(n - done, T);
         int64_t inputs = done ? T : scored;
         add_row(t, (TaskRow){
-            .completion = at + done + scored - inputs, .after = inputs + 1, .scored = scored,
+            .completion = at + done + scored - inputs, .tokens = inputs + 1, .scored = scored,
         }, T);
         done += scored;
     }
@@ -209,8 +208,8 @@ void task_open(Task *t, const char *path, const TaskReader *r) {
     t->scores = check_alloc(2 * t->rows * sizeof *t->scores, "the scores of a task");
     for (int64_t i = 0; i < t->rows; i++) {
         TaskRow *row = t->order[i] = &t->row[i];
-        t->cut += row->before + row->after > row->inputs + 1;
-        for (int k = 0; k < row->before + row->after; k++) {
+        t->cut += row->tokens > row->inputs + 1;
+        for (int k = 0; k < row->tokens; k++) {
             long long at = row_place(row, k), token = task_token(t, at);
             CHECK(token < r->V,
                   "%s: expected tokens below %d, the model's vocabulary, found %lld at position "
@@ -303,7 +302,7 @@ static void score_batch(Task *t, const TaskScorer *s, int64_t first, int n) {
     memset(s->inputs, 0, sizeof *s->inputs * n * T);
     for (int b = 0; b < n; b++) {
         const TaskRow *row = rows[b];
-        int skip = row->before + row->after - 1 - row->inputs;        // the beginning, if cut
+        int skip = row->tokens - 1 - row->inputs;                     // the beginning, if cut
         for (int i = 0; i < row->inputs; i++)
             s->inputs[b * T + i] = task_token(t, row_place(row, skip + i));
     }
@@ -314,7 +313,7 @@ static void score_batch(Task *t, const TaskScorer *s, int64_t first, int n) {
         score[1] = 1;
         // The logits at position i predict token i + 1.
         for (int k = row->scored; k > 0; k--) {
-            int64_t target = task_token(t, row_place(row, row->before + row->after - k));
+            int64_t target = task_token(t, row_place(row, row->tokens - k));
             const void *logits = s->t->logits(s->gpt, (int64_t)b * T + row->inputs - k);
             score[0] += log_softmax(logits, s->t->element, s->V, target, &score[1]);
         }
@@ -339,7 +338,7 @@ bool task_score(Task *t, const TaskScorer *s) {
         char eta[32];
         if (now - printed < 5) continue;
         printf("%s: %.0f %%, ETA %s\n", t->name, 100 * done / all,
-               log_duration(eta, sizeof eta, (now - begin) * (all - done) / done));
+               log_duration(eta, (now - begin) * (all - done) / done));
         fflush(stdout);
         printed = now;
     }

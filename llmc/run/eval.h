@@ -32,11 +32,11 @@ enum { EVAL_START = 65535 };              // the token that begins an example
 enum { TASK_CHOICE, TASK_WORD, TASK_TEXT };
 enum { TASK_METRICS = 4 };                // at most, of one task
 
-// One sequence to score: `before` tokens of context, then `after` tokens of completion. Its last
-// `scored` tokens count.
+// One sequence to score: `tokens` tokens, of which the first `before` are context, the others the
+// completion. Its last `scored` tokens count.
 typedef struct {
     int64_t context, completion;          // index of the first token of each in the file
-    int32_t before, after, scored;
+    int32_t before, tokens, scored;
     int32_t inputs;                       // tokens that the model reads: all but the last, or T
     int32_t example;                      // the example it belongs to,
     int32_t label;                        // and which completion of that example is right

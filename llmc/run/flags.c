@@ -41,9 +41,9 @@ static int nearest_edits(const char *a, const char *b) {
         row[0] = i + 1;
         for (int j = 1; j <= n; j++) {
             int replaced = diagonal + (strncasecmp(&a[i], &b[j - 1], 1) != 0);
-            int inserted = 1 + (row[j] < row[j - 1] ? row[j] : row[j - 1]);  // or deleted
+            int inserted = 1 + least(row[j], row[j - 1]);  // or deleted
             diagonal = row[j];
-            row[j] = replaced < inserted ? replaced : inserted;
+            row[j] = least(replaced, inserted);
         }
     }
     return row[n];

@@ -218,12 +218,13 @@ Json *json_parse(const char *text, size_t n, const char *where) {
 }
 
 // A missing file and a damaged one need different remedies, so their messages differ.
-Json *json_read_file(const char *path) {
+Json *json_read_file(const char *path, char **text) {
     size_t n;
-    char *text = file_read(path, JSON_MOST, &n);
-    CHECK(text, "cannot read %s: %s\n  -> check the path", path, file_error());
-    Json *root = json_parse(text, n, path);
-    free(text);
+    char *read = file_read(path, JSON_MOST, &n);
+    CHECK(read, "cannot read %s: %s\n  -> check the path", path, file_error());
+    Json *root = json_parse(read, n, path);
+    if (text) *text = read;
+    else free(read);
     return root;
 }
 

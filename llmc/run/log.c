@@ -132,8 +132,8 @@ void log_end(Log *log) {
 }
 
 // Hours are shown from one hour on.
-const char *log_duration(char *buf, size_t cap, double seconds) {
+const char *log_duration(char buf[32], double seconds) {
     long long s = (long long)(seconds + 0.5);
-    if (s < 3600) return check_format(buf, cap, "%lld:%02lld", s / 60, s % 60);
-    return check_format(buf, cap, "%lld:%02lld:%02lld", s / 3600, s / 60 % 60, s % 60);
+    if (s < 3600) return check_format(buf, 32, "%lld:%02lld", s / 60, s % 60);
+    return check_format(buf, 32, "%lld:%02lld:%02lld", s / 3600, s / 60 % 60, s % 60);
 }

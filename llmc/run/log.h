@@ -34,4 +34,4 @@ void log_end(Log *log);
 char *log_take(Log *log);                 // ends the line, returns its text, which the caller frees
 
 // "3:07" or "1:02:33".
-const char *log_duration(char *buf, size_t cap, double seconds);
+const char *log_duration(char buf[32], double seconds);

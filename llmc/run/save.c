@@ -18,10 +18,6 @@ static const char EDITED[] = "this file was edited or damaged: use another check
 static const char OTHER_MODEL[] = "give the flags and the NORM_MODE of the model in this file";
 static const char *const PREFIX[TENSOR_KINDS] = {"", "", "exp_avg.", "exp_avg_sq."};
 
-static const char *prefix_of(int kind, const Entry *e) {
-    return kind == ADAM_M && e->muon ? "momentum_buffer." : PREFIX[kind];
-}
-
 // Whether the entry has such a tensor: Muon keeps no second moment.
 static bool has_kind(int kind, const Entry *e) { return kind != ADAM_V || !e->muon; }
 
@@ -30,8 +26,7 @@ static bool has_kind(int kind, const Entry *e) { return kind != ADAM_V || !e->mu
 // Every value is a function of the seed, the tensor's name and its index (init.h), so the number of
 // threads and processes changes no weight.
 void run_init_weights(Run *r) {
-    for (int k = 0; k < r->layout.count; k++) {
-        const Entry *e = &r->layout.entries[k];
+    for (const Entry *e = r->layout.entries; e < r->layout.end; e++) {
         void *w = r->t->tensor(r->gpt, WEIGHTS, e);
         double std = init_std(&r->init, &r->m, e);
         uint64_t key = init_key(&r->init, e);
@@ -47,8 +42,7 @@ void run_init_weights(Run *r) {
 unsigned long long run_hash(Run *r) {
     Hash h = hash_begin();
     r->t->fetch(r->gpt, WEIGHTS);
-    for (int k = 0; k < r->layout.count; k++) {
-        const Entry *e = &r->layout.entries[k];
+    for (const Entry *e = r->layout.entries; e < r->layout.end; e++) {
         size_t bytes = entry_rows(&r->m, e) * e->row.cols * r->t->element;
         hash_add(&h, r->t->tensor(r->gpt, WEIGHTS, e), bytes);
     }
@@ -61,8 +55,9 @@ unsigned long long run_hash(Run *r) {
 // into `name`. Vectors have rank 1.
 static Tensor entry_tensor(Run *r, int kind, const Entry *e, char name[128]) {
     bool vector = e->row.rows == 1;
+    const char *prefix = kind == ADAM_M && e->muon ? "momentum_buffer." : PREFIX[kind];
     return (Tensor){
-        .name = check_format(name, 128, "%s%s", prefix_of(kind, e), e->name),
+        .name = check_format(name, 128, "%s%s", prefix, e->name),
         .dtype = r->t->element == sizeof(float) ? "F32" : "F64",
         .rank = vector ? 1 : 2,
         .shape = {vector ? e->row.cols : entry_rows(&r->m, e), vector ? 0 : e->row.cols},
@@ -107,9 +102,9 @@ static void read_tensors(Run *r, const char *path, int first_kind, int last_kind
           "  -> check the path, copy or download the file again, or convert it",
           path, error);
     for (int kind = first_kind; kind <= last_kind; kind++) {
-        for (int k = 0; k < r->layout.count; k++) {
-            if (!has_kind(kind, &r->layout.entries[k])) continue;
-            read_entry(r, &file, path, kind, &r->layout.entries[k]);
+        for (const Entry *e = r->layout.entries; e < r->layout.end; e++) {
+            if (!has_kind(kind, e)) continue;
+            read_entry(r, &file, path, kind, e);
             expected++;
         }
         r->t->store(r->gpt, kind, r->updates);
@@ -161,24 +156,25 @@ static const void *gather(void *source) {
 void run_save_tensors(Run *r, Checkpoint *c, const char *file, int first_kind, int last_kind) {
     int entries = r->layout.count, count = 0, most = entries * (last_kind - first_kind + 1);
     int64_t largest = 0;
-    for (int k = 0; k < entries; k++)
-        if (r->layout.entries[k].size > largest) largest = r->layout.entries[k].size;
+    for (const Entry *e = r->layout.entries; e < r->layout.end; e++)
+        if (e->size > largest) largest = e->size;
     char *whole = NULL;
     if (first_kind >= ADAM_M && r->comm.size > 1)
         whole = check_alloc(largest * r->t->element, "a tensor of a checkpoint");
     Tensor *tensors = check_alloc(most * sizeof *tensors, "a checkpoint");
     Gather *gathers = check_alloc(most * sizeof *gathers, "a checkpoint");
-    for (int i = 0; i < most; i++) {
-        const Entry *e = &r->layout.entries[i % entries];
-        int kind = first_kind + i / entries;
-        if (i % entries == 0) r->t->fetch(r->gpt, kind);
-        if (!has_kind(kind, e)) continue;
-        Gather *g = &gathers[count];
-        *g = (Gather){r, kind, e, whole, ""};
-        Tensor *t = &tensors[count++];
-        *t = entry_tensor(r, kind, e, g->name);
-        t->bring = gather;
-        t->source = g;
+    for (int kind = first_kind; kind <= last_kind; kind++) {
+        r->t->fetch(r->gpt, kind);
+        for (int k = 0; k < entries; k++) {
+            const Entry *e = &r->layout.entries[k];
+            if (!has_kind(kind, e)) continue;
+            Gather *g = &gathers[count];
+            *g = (Gather){r, kind, e, whole, ""};
+            Tensor *t = &tensors[count++];
+            *t = entry_tensor(r, kind, e, g->name);
+            t->bring = gather;
+            t->source = g;
+        }
     }
     // Sender and receiver go through the tensors in the same order.
     if (!r->comm.rank) checkpoint_add_tensors(c, file, tensors, count);
@@ -334,7 +330,7 @@ static void check_config(const Run *r, const char *dir) {
         const char *then = flag_text(b, &was.f, &FLAGS[i]);
         CHECK(FLAGS[i].resume != FIXED || !strcmp(now, then),
               "%s/config.json: expected \"%s\": \"%s\" as in its checkpoint, found \"%s\"\n"
-              "  -> cp %s %s/", r->out, FLAGS[i].field, then, now, path, r->out);
+              "  -> cp %s %s/", r->f->out, FLAGS[i].field, then, now, path, r->f->out);
     }
 }
 
@@ -360,7 +356,7 @@ static void check_data(Run *r, const Json *state, const char *path) {
 // The step, read first, bounds updates and tokens. The position in the data follows from it too;
 // the file must agree.
 static void read_state(Run *r, const char *path) {
-    Json *state = json_read_file(path);
+    Json *state = json_read_file(path, NULL);
     int64_t batch = r->f->batch, tokens = batch * r->m.T;
     r->step = read_int(state, "step", INT64_MAX / tokens, path);
     r->updates = read_int(state, "updates", r->step, path);
@@ -382,8 +378,7 @@ static void read_state(Run *r, const char *path) {
 void run_resume(Run *r) {
     char dir[PATH_CAP] = "", path[PATH_CAP];
     size_t size;
-    check_format(r->out, sizeof r->out, "%s", r->f->out);
-    if (!r->comm.rank) checkpoint_find(r->out, dir);
+    if (!r->comm.rank) checkpoint_find(r->f->out, dir);
     comm_broadcast(&r->comm, dir, sizeof dir);
     // Flags and counters before tensors: a refusal comes before large files are read.
     check_config(r, dir);

@@ -5,21 +5,16 @@
 
 long long schedule_end(const Flags *f) { return f->schedule_steps ? f->schedule_steps : f->steps; }
 
-// The rate as a part of its peak.
-static double schedule_factor(int schedule, double p, double floor, double decay) {
-#define SCHEDULE_FACTOR(id, word, factor) factor,
-    const double factors[] = {SCHEDULE_TABLE(SCHEDULE_FACTOR)};
-    return factors[schedule];
-}
-
 double schedule_lr(const Flags *f, int64_t step) {
     // Step 1 has rate lr / warmup, not 0: no step is wasted.
     if (step <= f->warmup) return f->lr * step / f->warmup;
     // A schedule that is over, or that the warmup fills, stays at its end.
     int64_t falling = schedule_end(f) - f->warmup;
     double p = falling > 0 ? fmin((double)(step - f->warmup) / falling, 1) : 1;
-    double factor = schedule_factor(f->schedule, p, f->min_lr, f->decay_part);
-    return f->lr * (factor < f->min_lr ? f->min_lr : factor);   // rounding may end below the floor
+    double floor = f->min_lr, decay = f->decay_part;
+#define SCHEDULE_FACTOR(id, word, factor) factor,
+    const double factors[] = {SCHEDULE_TABLE(SCHEDULE_FACTOR)};
+    return f->lr * fmax(factors[f->schedule], floor);   // rounding may end below the floor
 }
 
 // The factor of a group's rate (--width-base). Everett et al. 2024, standard parameterization with

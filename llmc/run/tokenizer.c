@@ -67,8 +67,7 @@ static bool read_header(const char *path, Tokenizer *t, char *error) {
                          TOKENIZER_MAGIC, t->size, magic, version);
     uint32_t count = word_at(t, 4 * TOKENIZER_COUNT), end = word_at(t, 4 * TOKENIZER_END);
     // A token takes two bytes or more, so the file's size bounds the memory for any header.
-    uint32_t most = (t->size - TOKENIZER_HEADER_BYTES) / 2;
-    if (most > MOST_TOKENS) most = MOST_TOKENS;
+    uint32_t most = least((t->size - TOKENIZER_HEADER_BYTES) / 2, MOST_TOKENS);
     if (count < 1 || count > most || end >= count)
         return error_set(error,
                          "expected 1 to %u tokens, one of them the end-of-text token, found %u "
@@ -245,7 +244,6 @@ typedef struct {
     uint64_t *heap;    // [3 n] rank << 32 | where the left part begins
     size_t count;      // of the heap
     uint32_t *length;  // [n] bytes of the part that begins here, 0: none does
-    uint32_t *before;  // [n] where the part before the one that begins here begins
 } Merges;
 
 // Invariant: heap[i] is at most heap[2 i + 1] and heap[2 i + 2].
@@ -283,8 +281,9 @@ static void merges_add(Merges *m, size_t i) {
 // most n - 1 merges.
 static int64_t merge_piece(const Tokenizer *t, const char *piece, size_t n, int32_t *tokens) {
     uint64_t *heap = check_alloc(4 * n * sizeof *heap, "a word");
-    uint32_t *length = (uint32_t *)(heap + 3 * n), *before = length + n;
-    Merges m = {t, piece, n, heap, 0, length, before};
+    uint32_t *length = (uint32_t *)(heap + 3 * n);
+    uint32_t *before = length + n;  // [n] where the part before the one that begins here begins
+    Merges m = {t, piece, n, heap, 0, length};
     int64_t count = 0;
     for (size_t i = 0; i < n; i += length[i]) {
         length[i] = t->how.bytes ? utf8_length(piece + i, n - i) : 1;

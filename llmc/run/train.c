@@ -269,7 +269,7 @@ static void print_progress(Run *r, const Update *u) {
     printf("  lr %.2e  grad %.3f  %.0f tok/s", r->lr, u->norm, rate);
     if (r->peak > 0)
         printf(" (%.0f %% of peak)", 100 * rate * flops_per_token(&r->m, &r->layout) / r->peak);
-    printf("  ETA %s\n", log_duration(eta, sizeof eta, tokens_left / rate));
+    printf("  ETA %s\n", log_duration(eta, tokens_left / rate));
     fflush(stdout);
     r->printed = now;
 }

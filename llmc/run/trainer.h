@@ -113,6 +113,14 @@ enum { KERNELS_AUTO, KERNELS_MMA, KERNELS_WGMMA };
 
 static inline int setup_kinds(const Setup *s) { return s->training ? TENSOR_KINDS : WEIGHTS + 1; }
 
+// The sizes of the largest micro-batch; threads, ratio: of the device.
+static inline Sizes sizes_make(const Model *m, const Setup *s, int threads, int ratio) {
+    int keep = s->recompute == RECOMPUTE_ON ? 1 : m->L;
+    int cheap = s->recompute == RECOMPUTE_OFF ? m->L : 1;
+    Sizes sizes = {s->B, s->T, s->B * s->T, keep, cheap, threads, ratio};
+    return sizes;
+}
+
 // The parameters' layout, with this process's shards (ZeRO-1).
 static inline Layout setup_layout(const Model *m, const Setup *s) {
     Layout t = layout_make(m);

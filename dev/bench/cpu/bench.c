@@ -105,11 +105,11 @@ static void products(const Peaks *p) {
             char what[64], text[3][64];
             check_format(what, sizeof what, "%-24s %-12s", models[k].name, linears[i].name);
             for (Timer t = {.what = what, .best = &best[0]}; timer_next(&t);)
-                gemm(view(y, out, 1), view(x, in, 1), view(w, 1, in), n, out, in, 1, 0);
+                gemm(view(y, out), view(x, in), transpose(view(w, in)), n, out, in, 1, 0);
             for (Timer t = {.what = what, .best = &best[1]}; timer_next(&t);)
-                gemm(view(x, in, 1), view(y, out, 1), view(w, in, 1), n, in, out, 1, 0);
+                gemm(view(x, in), view(y, out), view(w, in), n, in, out, 1, 0);
             for (Timer t = {.what = what, .best = &best[2]}; timer_next(&t);)
-                gemm(view(w, in, 1), view(y, 1, out), view(x, in, 1), out, in, n, 1, 0);
+                gemm(view(w, in), transpose(view(y, out)), view(x, in), out, in, n, 1, 0);
             for (int form = 0; form < 3; form++) rate(text[form], p, best[form], flops, bytes);
             printf("%s %5lld x %-5lld   %s  %s  %s\n", what, (long long)out, (long long)in, text[0],
                    text[1], text[2]);
