@@ -289,7 +289,7 @@ static void layers(Run *r, const Peaks *p) {
                         m->mode->name, s->B, s->T),
            "ms");
     while (timed(t, &l, "embedding forward", micros, moved(n * C * (m->rope ? 2 : 3))))
-        embedding_forward(l->b.a.e, g->inputs, l->b.w.wte, l->b.w.wpe, s->B, s->T, C, 1);
+        embedding_forward(l->b.a.e, g->inputs, l->b.w.wte, l->b.w.wpe, NULL, n, s->T, C, 1);
     while (timed(t, &l, "norms forward", all, moved(2 * n * width))) norms(&l->b, false);
     while (timed(t, &l, "q forward", all, forward_work(n, Q, C)))
         linear_forward(l->b.a.q, l->u, l->b.w.wq, l->b.w.wq_b, q);
@@ -342,7 +342,7 @@ static void layers(Run *r, const Peaks *p) {
         linear_backward(l->du, l->b.dw.wk, l->b.dw.wk_b, l->dk, l->u, l->b.w.wk, k, ADD);
     while (timed(t, &l, "norms backward", all, moved(3 * n * width))) norms(&l->b, true);
     while (timed(t, &l, "embedding backward", micros, moved(n * C * (m->rope ? 3 : 5))))
-        embedding_backward(l->b.dw.wte, l->b.dw.wpe, l->b.d.e, g->inputs, s->B, s->T, C, 1);
+        embedding_backward(l->b.dw.wte, l->b.dw.wpe, l->b.d.e, g->inputs, NULL, n, s->T, C, 1);
     while (timed(t, &l, "optimizer", 1, moved(8 * weights))) gpt_update(g, &optimizer);
     printf("%-61s %10.2f %5.1f %%\n", "the sum", 1e3 * t->sum, 100 * t->sum / t->whole);
     printf("%-61s %10.2f %5.1f %%  %s\n", "a whole step, measured", 1e3 * t->whole, 100.0,
