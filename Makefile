@@ -134,7 +134,8 @@ arch-check:
 
 # ---------------------------------------------------------------------------- tests
 
-test: build/test_gpt build/shard build/words build/faulty build/shim.so \
+# The benchmark is here to be compiled.
+test: build/test_gpt build/shard build/words build/faulty build/shim.so build/bench-fp32 \
       build/cpu-span-fp32/train_gpt
 	sh dev/test/run.sh
 
