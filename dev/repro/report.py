@@ -696,23 +696,30 @@ def draw_leads(name, found, path):
     import matplotlib.pyplot as plt
     flags = found["flags"]
     millions = int(flags["batch"]) * int(flags["seq"]) / 1e6           # bytes a step
-    chart, pane = plt.subplots(figsize=(5.6, 3.8))
+    chart, pane = plt.subplots(figsize=(4.6, 3.6))
+    names = []                                                         # place, text, color
     for i, (arm, (steps, leads, end)) in enumerate(leads_on_pre(found).items()):
         color = f"C{i - 1}" if i else "black"                          # PRE is the first
         pane.plot(millions * steps, leads.mean(0), color, linewidth=1.5)
         pane.fill_between(millions * steps, leads.min(0), leads.max(0), color=color, alpha=0.15,
                           linewidth=0)
-        pane.annotate(f" {arm} {end:.3f}", (millions * steps[-1], leads.mean(0)[-1]), color=color,
+        names.append((leads.mean(0)[-1], f"{arm} {end:.3f}", color))
+    bottom, top = pane.get_ylim()
+    top = min(top, 0.1)
+    pane.set_ylim(bottom, top)
+    place = -np.inf
+    for last, text, color in sorted(names):                            # none on top of another
+        place = max(place + 0.05 * (top - bottom), last)
+        pane.annotate(text, (1.01, place), xycoords=("axes fraction", "data"), color=color,
                       fontsize=8, va="center")
-    pane.set_ylim(top=min(pane.get_ylim()[1], 0.4))
     pane.set_xlabel("million bytes seen", fontsize=8)
     pane.set_ylabel("validation loss less PRE's, nats per byte", fontsize=8)
     pane.tick_params(labelsize=7)
     pane.spines[["top", "right"]].set_visible(False)
-    pane.set_title(f"{flags['layers']} layers of width {flags['width']} on real text: below the "
-                   "line is better than PRE\n(with the name: the loss at the end)", fontsize=9)
+    pane.set_title(f"{flags['layers']} layers of width {flags['width']} on real text: below PRE's "
+                   "line is better\n(with the name: the loss at the end)", fontsize=8)
     chart.tight_layout()
-    chart.savefig(path, dpi=100, metadata={"Software": None})
+    chart.savefig(path, dpi=150, metadata={"Software": None})
     plt.close(chart)
 
 
