@@ -134,7 +134,7 @@ arch-check:
 
 # ---------------------------------------------------------------------------- tests
 
-# The benchmark is here to be compiled.
+# build/bench-fp32 is compiled here, not run.
 test: build/test_gpt build/shard build/words build/faulty build/shim.so build/bench-fp32 \
       build/cpu-span-fp32/train_gpt
 	sh dev/test/run.sh
