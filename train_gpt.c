@@ -212,7 +212,7 @@ static void dyt_backward(real *dx, const real *dy, const real *x, Norm s, int ad
 //   SCALE       dx = u
 static void norm_backward(real *dx, const real *dy, const real *x, Norm s, int add) {
     norm_backward_gains(dy, x, s);
-    if (s.site.on == DYT) {
+    if (s.alpha) {
         dyt_backward(dx, dy, x, s, add);
         return;
     }

@@ -94,14 +94,16 @@ def sdd(seed, what, *sizes):
         projected = (dy - z * np.dot(z, dy) / (n * np.mean(z * z))) / np.linalg.norm(v) / rms(x)
         return float(np.linalg.norm(np.outer(projected, x)) / np.linalg.norm(dv)
                      if what == "eq6" else np.linalg.norm(v.T @ projected) / np.linalg.norm(dx))
-    # W = U S V': relative error of S norm(V' x) against S V' x, and of alpha norm(V' x) against W x
     n = sizes[0]
     w = random.normal(size=(n, n)) / np.sqrt(n)
+    if what == "express":  # relative error of a norm(W x) against W x, a = |W|_F / sqrt(n)
+        y = w @ random.normal(size=(n, 256))
+        error = np.linalg.norm(w) / np.sqrt(n) * y / np.sqrt(np.mean(y * y, axis=0)) - y
+        return float(np.linalg.norm(error) / np.linalg.norm(y))
+    # W = U S V', the proof's construction: relative error of alpha norm(V' x) against W x
     u, s, vt = np.linalg.svd(w)
     z = vt @ random.normal(size=(n, 256))
     normed = z / np.sqrt(np.mean(z * z, axis=0))
-    if what == "express":
-        return float(np.linalg.norm(s[:, None] * (normed - z)) / np.linalg.norm(s[:, None] * z))
     y = u @ (s[:, None] * z)
     # the best diagonal, with no layer after it to take up U
     alpha = np.sum(y * normed, axis=1) / np.sum(normed * normed, axis=1)

@@ -6,7 +6,8 @@ a claim's comparisons (statistic.py). Nobody marks anything by eye.
     no verdict   while the best rate of an arm is the first or last tried; while "always" or
                  "never" has fewer than 8 seeds; while seeds are missing
     a claim      needs two scales, one of width 64 or more and one of 128 or more: what both say,
-                 "agrees here, not there" where they contradict each other. Mathematics needs one
+                 "agrees here, not there" where they contradict each other. Mathematics, and the
+                 time of a step, need one
 """
 import collections
 import itertools
@@ -161,7 +162,7 @@ def combined(claim, scales, sides_of):
     says = [scale_verdict(scale, sides_of(scale)) for scale in scales]
     if not scales:
         return WAITING
-    if claim["study"] == "calculations" or statistic.SIGN in says:
+    if claim["study"] in ("calculations", "timing") or statistic.SIGN in says:
         return says[0]
     whole = [scale for scale, said in zip(scales, says) if said != WAITING]
     if not two_scales(whole):
@@ -271,6 +272,14 @@ def size_text(read, results):
             "parameter")
 
 
+def most_tokens(results):
+    """The longest run of the studies on the built-in stories."""
+    flag = lambda found, run, axis: int(run["axes"].get(axis) or found["flags"][axis])
+    return max(run["steps"] * flag(found, run, "batch") * flag(found, run, "seq")
+               for found in results.values() for run in found.get("runs", [])
+               if "data" not in found["flags"])
+
+
 def place(name):
     base = name.partition("@")[0]
     return {"calculations": "[calculations](calculations.py)",
@@ -286,7 +295,9 @@ def scale_text(claim, scale, results):
              else f"{len({run['axes']['seed'] for _, run in read}) or len(drawn)} seeds")
     used = list(dict.fromkeys(name for name, _ in read)) or [claim["study"]]
     head = f"{', '.join(map(place, used))}, {seeds}"
-    if read:
+    if not scale.read and scale.beside:
+        head = f"not run yet; beside it *{size_text(read, results)}* ({head})"
+    elif read:
         head = f"*{size_text(read, results)}* ({head})"
     elif claim["study"] == "timing":
         head = f"*width {span(scale.widths, str)}* ({head})"
@@ -370,13 +381,16 @@ def counts(table, outcomes):
 
 
 def comparison_counts(outcomes):
-    """How many single comparisons lie on which side, with Holm's correction and without it."""
-    lines = ["| single comparisons, each at one scale | agrees | disagrees | not resolved | too "
-             "few seeds | all |", "|---|---|---|---|---|---|"]
+    """How many single comparisons lie on which side, with Holm's correction and without it, of the
+    scales that have a say."""
+    heard = [scale for outcome in outcomes.values() for scale in outcome.scales
+             if max(scale.widths, default=SMALL) >= SMALL
+             and scale_verdict(scale, scale.sides) not in (EDGE, WAITING)]
+    lines = ["| single comparisons at a width of 64 or more, no best rate at an edge | agrees | "
+             "disagrees | not resolved | too few seeds | all |", "|---|---|---|---|---|---|"]
     for name, sides_of in (("with Holm's correction", lambda scale: scale.sides),
                            ("without it", lambda scale: scale.plain)):
-        found = collections.Counter(side for outcome in outcomes.values()
-                                    for scale in outcome.scales for side in sides_of(scale))
+        found = collections.Counter(side for scale in heard for side in sides_of(scale))
         cells = [found[side] for side in (statistic.AGREES, statistic.DISAGREES, statistic.OPEN,
                                           statistic.FEW)]
         lines.append(f"| {name} | {' | '.join(map(str, cells))} | {sum(cells)} |")
@@ -462,13 +476,15 @@ def loss_grids(results):
         if not found or int(found["flags"]["steps"]) == 1:
             continue
         axes = found["axes"]
-        others = [axis for axis in axes if axis not in ("lr", "seed")]
+        others = [axis for axis in axes if axis == "mode"
+                  or axis not in ("lr", "seed") and len(axes[axis]) > 1]
         rates = ascending("lr", axes["lr"]) if "lr" in axes else [None]
         heads = others + [f"rate {rate or found['flags'].get('lr', '')}" for rate in rates]
         lines += [f"**{name}**", "", "| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
         for arm in itertools.product(*(axes[axis] for axis in others)):
             losses = [arm_text(runs_with(found, dict(zip(others, arm), lr=rate))) for rate in rates]
-            lines.append("| " + " | ".join([*arm, *losses]) + " |")
+            if any(losses):
+                lines.append("| " + " | ".join([*arm, *losses]) + " |")
         lines.append("")
     return lines
 
@@ -477,12 +493,12 @@ HEAD = """# What reproduces at small scale
 
 Written by `python3 dev/repro/repro.py` from [claims.toml](claims.toml) and [results/](results/);
 `--table` writes it again without runs, `--fresh STUDY` runs a study anew. {count} claims of four
-papers, each with a predicted side. Sides were written down before the figure was looked at, but for
-{corrected} claims that were corrected or added when it was known ("What changed" names them).
+papers, each with a predicted side. Sides were written down before the figure was looked at, except
+for {corrected} claims, which were corrected or added afterwards ("What changed" names them).
 
-Most rows have no verdict: the runs that the rule asks for have not been made. Their figures are of
-models of at most 77 thousand tokens, far below anything that a paper trained. They say what such
-models do, and neither confirm nor refute a paper.
+Rows without a verdict lack runs, or have the best rate of an arm at an end of their grid. The
+models of the built-in stories were trained on at most {tokens} tokens, far fewer than any paper's.
+The rows say what such models do, and neither confirm nor refute a paper.
 
 **The rule**, mechanical (report.py, statistic.py), nobody marks anything by eye:
 
@@ -500,13 +516,14 @@ models do, and neither confirm nor refute a paper.
 6. A verdict needs two scales, one of width {small} or more and one of {large} or more, which is
    also what guards against chance over {parts} comparisons: both have to say the same. Where they
    contradict each other, *agrees here, not there* is the verdict. Else the row reads *one scale*
-   and has none. Mathematics needs no second scale. Width 32 has no say.
+   and has none. Mathematics, and the time of a step, need no second scale. Width 32 has no say.
 
 Figures are means over seeds with 95 % t intervals. Arms with the same seed are pairs (the same data
 in the same order, the same bits in common weights): differences are taken seed by seed. Losses are
 nats per byte of the built-in stories at the end of the run, validation, each arm at its best rate
 of the study's grid unless the row names one. A run *fails* if it diverges or ends above 0.98 of the
 entropy of the bytes' frequencies (collapsed); one that diverged counts with that entropy in means.
+Where a row asks of a mean whether a model trains, it has to end 0.5 nats below that entropy.
 Further measurements, and remarks on possible flaws, stand in italics and have no say. Every row
 says how many tokens its models saw: a disagreement is one with this scale, not with the paper's.
 """
@@ -551,7 +568,7 @@ def render(table, here):
     ended = [run for name, found in results.items() for run in found.get("runs", [])]
     parts = sum(len(claim.get("expect", [])) for claim in table["claim"])
     lines = HEAD.format(count=len(table["claim"]), parts=parts, fail_seeds=statistic.FAIL_SEEDS,
-                        small=SMALL, large=LARGE, corrected=sum(
+                        small=SMALL, large=LARGE, tokens=short(most_tokens(results)), corrected=sum(
                             "put_right" in claim for claim in table["claim"])).splitlines()
     lines += ["", *counts(table, outcomes), "", *comparison_counts(outcomes)]
     total = sum(repro.stated_minutes(name) for name in repro.studies())
@@ -573,8 +590,8 @@ def render(table, here):
               "| | question | known elsewhere | here | verdict |", "|---|---|---|---|---|"]
     lines += [claim_row(question, judge(question, results, calculation_of(results)), results)
               for question in table["question"]] + [""]
-    lines += ["## What changed", "", "Verdicts before these rules, now, and why. Figures are the "
-                                     "committed ones; no run was taken out.", ""]
+    lines += ["## What changed", "", "Verdicts before these rules, now, and why. Where a study's "
+                                     "settings have changed since, its runs were made anew.", ""]
     lines += changes(table, outcomes) + [""]
     lines += ["## Studies", ""] + study_rows(table, results) + [""]
     lines += ["## Losses", "", "At the end of the runs: the mean of the seeds that did not fail, "

@@ -222,6 +222,14 @@ def safe_log10(values):
     return np.log10(np.maximum(values, 1e-300))
 
 
+def choices(found, axis, arm):
+    """The values of an axis that a study tries with an arm."""
+    has = lambda value: any(all(any(alike(one, dict(arm, **{axis: value}).get(name, one))
+                                    for one in values) for name, values in row.items())
+                            for row in found.get("only") or [{}])
+    return list(filter(has, found["axes"][axis]))
+
+
 class Functions:
     """The names a statistic may use, over the results of a claim's study; results: study -> its
     JSON. width: of each study the runs at this width are read. Gathered on the way: `read`,
@@ -241,8 +249,8 @@ class Functions:
         return base if not width or own and named not in self.results else named
 
     def runs(self, mode=None, study=None, **axes):
-        """Runs by seed. An axis of one value may be left out, so may lr, of which the best is
-        taken."""
+        """Runs by seed. An axis may be left out where the others leave it one value, so may lr, of
+        which the best is taken."""
         name = self.name_of(study)
         if name not in self.results:
             raise Waiting(name)
@@ -252,8 +260,8 @@ class Functions:
         # An axis of one value is a flag of the study.
         wanted = {axis: value for axis, value in wanted.items() if axis in found["axes"]
                   or not alike(found["flags"].get(axis, ""), value)}
-        several = [axis for axis, values in found["axes"].items()
-                   if len(values) > 1 and axis not in ("seed", *wanted)]
+        several = [axis for axis in found["axes"] if axis not in ("seed", *wanted)
+                   and len(choices(found, axis, wanted)) > 1]
         for axis, value in wanted.items():
             value = next((one for one in found["axes"].get(axis, []) if alike(one, value)), None)
             if value is None:
@@ -285,12 +293,8 @@ class Functions:
         name = self.name_of(study)
         if name not in self.results:
             raise Waiting(name)
-        found = self.results[name]
         arm = {axis.replace("_", "-"): text(value) for axis, value in arm.items()}
-        has = lambda rate: any(all(any(alike(value, dict(arm, lr=rate).get(axis, value))
-                                       for value in values) for axis, values in row.items())
-                               for row in found.get("only") or [{}])
-        return sorted(filter(has, found["axes"]["lr"]), key=float)
+        return sorted(choices(self.results[name], "lr", arm), key=float)
 
     def at_edge(self, what, rate, rates, study):
         """Notes an arm's rate if it is the first or the last of its rates."""
@@ -320,6 +324,10 @@ class Functions:
     def loss(self, mode=None, study=None, **axes):
         return self.values(cost, mode, study, **axes)
 
+    def entropy(self, mode=None, study=None, **axes):
+        """The entropy of the bytes' frequencies, what a model reaches that learns nothing else."""
+        return self.values(lambda run: run["unigram"], mode, study, **axes)
+
     def tuned(self, mode, study, **axes):
         """The losses of a mode at the rate that is best in a study: of its seeds there, which chose
         the rate, and of those that STUDY_seeds adds."""
@@ -347,7 +355,7 @@ class Functions:
     def stable(self, mode, axes):
         """rate -> seed -> whether the run is stable: it did not fail, and does not end WITHIN above
         the best of the rates up to its own (one that is too low is slow, not unstable)."""
-        runs = {rate: self.runs(mode, **axes, lr=rate) for rate in self.rates()}
+        runs = {rate: self.runs(mode, **axes, lr=rate) for rate in self.rates(mode=mode, **axes)}
         seeds = [seed for seed in next(iter(runs.values()))
                  if all(seed in cell for cell in runs.values())]
         best = lambda rate, seed: min(cost(runs[lower][seed]) for lower in runs
@@ -374,17 +382,20 @@ class Functions:
     def some_rate_fails(self, mode, **axes):
         table = self.stable(mode, axes)
         return Seeds({seed: float(not all(table[rate][seed] for rate in table))
-                      for seed in table[self.rates()[0]]})
+                      for seed in next(iter(table.values()))})
 
     def rates_agree(self, one, other):
         a, b = self.stable(one[0], one[1]), self.stable(other[0], other[1])
         return Seeds({seed: float(all(a[rate][seed] == b[rate][seed] for rate in a))
-                      for seed in a[self.rates()[0]] if seed in b[self.rates()[0]]})
+                      for seed in next(iter(a.values())) if seed in next(iter(b.values()))})
 
     def saved(self, a, b):
-        """The part of b's steps that a saves (dev/ablation/stats.py: steps_saved)."""
+        """The part of b's steps after the warmup that a saves (dev/ablation/stats.py:
+        steps_saved)."""
         one, other = self.runs(a), self.runs(b)
-        return Seeds({seed: stats.steps_saved_once(one[seed]["curve"], other[seed]["curve"]) or 0.0
+        warmup = int(self.results[self.name_of(None)]["flags"]["warmup"])
+        after = lambda run: run["curve"][warmup:]
+        return Seeds({seed: stats.steps_saved_once(after(one[seed]), after(other[seed])) or 0.0
                       for seed in one if seed in other})
 
     def layers(self, run, when):
@@ -396,14 +407,22 @@ class Functions:
     def gradient(self, mode, group="ffn", when="late", **axes):
         return self.values(lambda run: gradient_of(self.layers(run, when), group), mode, **axes)
 
+    def trained(self, function, *words, **axes):
+        """The values of runs that did not fail: others show nothing of what a model learns."""
+        found = Seeds({seed: function(run) for seed, run in self.runs(*words, **axes).items()
+                       if not failed(run)})
+        if not found:
+            raise Waiting("runs that do not fail")
+        return found
+
     def group_spread(self, mode, when="late", **axes):
         """The deviation of log10 of the gradient norms over layers, mean of the four groups of
         weights."""
         def spread(run, group):
             return np.std(safe_log10(gradient_of(self.layers(run, when), group)))
 
-        return self.values(lambda run: float(np.mean([spread(run, group) for group in GROUPS])),
-                           mode, **axes)
+        return self.trained(lambda run: float(np.mean([spread(run, group) for group in GROUPS])),
+                            mode, **axes)
 
     def residual(self, mode, when="late", **axes):
         return self.values(lambda run: np.array(self.layers(run, when)["residual_rms"]), mode,
@@ -428,19 +447,13 @@ class Functions:
             if value is None:
                 raise Waiting("probes")
             return np.array(value, dtype=float)
-        return self.values(field, mode, **axes)
+        return self.trained(field, mode, **axes)
 
     def order(self, papers):
         """The rank correlation of our mean losses with the paper's figures: [placement, figure], or
         [placement, figure, study]."""
         losses = [np.mean(list(self.loss(mode, *study).values())) for mode, _, *study in papers]
         return rank_correlation(losses, [figure for _, figure, *_ in papers])
-
-    def placements(self, study=None):
-        name = self.name_of(study)
-        if name not in self.results:
-            raise Waiting(name)
-        return self.results[name]["axes"]["mode"]
 
     def nth(self, axis, i, study=None):
         """The i-th value of an axis, of which the values differ with the width."""
@@ -462,10 +475,10 @@ class Functions:
         return Seeds({str(i): one[a] / one[b] for i, one in enumerate(rounds)})
 
     def names(self):
-        own = ("loss", "tuned", "lead", "loss_at", "early", "fails", "best", "half",
+        own = ("loss", "entropy", "tuned", "lead", "loss_at", "early", "fails", "best", "half",
                "largest_stable", "some_rate_fails", "rates_agree", "saved", "gradient",
                "group_spread", "residual", "ratio", "branch_variance", "probe", "order",
-               "placements", "nth", "trend", "timing")
+               "nth", "trend", "timing")
         return dict({name: getattr(self, name) for name in own}, calculation=self.calculation,
                     **SHARED)
 
@@ -495,7 +508,7 @@ SHARED = {
     "part": lambda seeds, a, b: seeds.apply(lambda v: v[a:b]),
     "all_pairs": of_array(lambda s: pairs(s, 0)),
     "deep_pairs": of_array(lambda s: pairs(s, len(s) // 2)),
-    "lowest_of": lambda first, *others: first.apply(lambda *values: min(values), *others),
+    "highest_of": lambda first, *others: first.apply(lambda *values: max(values), *others),
 }
 
 
@@ -508,8 +521,7 @@ def evaluate(claim, results, calculation, width=None):
     reads. A row of its expect whose runs are not there yet has no seeds; such rows of its also are
     left out. Waiting where no row has any."""
     functions = Functions(results, claim.get("study"), calculation, width)
-    names = dict(functions.names(), figures=claim.get("figures"), ours=claim.get("ours"),
-                 __builtins__={"dict": dict})
+    names = dict(functions.names(), figures=claim.get("figures"), __builtins__={"dict": dict})
     rows = []
     for what, statistic, wanted in claim["expect"]:
         try:

@@ -61,8 +61,10 @@ def invented_run(axes, layers, dice):
 
 def invented(name, dice):
     """Results of a study of the repository as if every run had ended; more seeds of a study are at
-    all of its rates, as any of them may be invented to be the best."""
+    all of its rates, as any of them may be invented to be the best, and so are all arms on real
+    text, of which some have no rate yet."""
     axes = repro.read_study(name)
+    only = [] if "data" in axes else repro.read_only(name)
     if name.endswith("_seeds"):
         axes["lr"] = repro.read_study(name.removesuffix("_seeds"))["lr"]
     shown = {axis: values for axis, values in axes.items()
@@ -71,11 +73,13 @@ def invented(name, dice):
     for axis, values in shown.items():
         combinations = [dict(one, **{axis: value}) for one in combinations for value in values]
     runs = [invented_run(one, int(one.get("layers", axes["layers"][0])), dice)
-            for one in combinations]
+            for one in combinations
+            if not only or any(all(one[axis] in values for axis, values in row.items())
+                               for row in only)]
     for run in runs:                                     # each arm's best rate is inside its grid
         if "lr" in run["axes"]:
             run["loss"] += abs(axes["lr"].index(run["axes"]["lr"]) - len(axes["lr"]) // 2)
-    return {"study": name, "axes": shown,
+    return {"study": name, "axes": shown, "only": only,
             "flags": {axis: values[0] for axis, values in axes.items() if axis not in shown},
             "machine": {"processor": "invented"}, "runs": runs}
 
@@ -289,6 +293,10 @@ def test_two_scales():
                       ["", MINUS, "< 0"]) == AGREES, "width 32 is no scale, and has no say")
     twice = scale(above) | scale(below, width=64) | scale(below, width=128)
     expect(judged(twice, ["", MINUS, "< 0"]) == AGREES, "a width run again: the later runs")
+    timing = {"timing": {"flags": "--width 1280",
+                         "rounds": [{"PRE": 1.0, "SPAN": 0.9 + i / 100} for i in range(3)]}}
+    claim = CLAIM(["", "timing('SPAN', 'PRE')", "< 1"]) | {"study": "timing"}
+    expect(report.judge(claim, timing, None).verdict == AGREES, "a time needs no second scale")
     both = scale(below) | scale(below, width=96)
     expect(judged(both, ["", MINUS, "< 0"]) == ONE, "two narrow widths are not two scales")
 
@@ -320,6 +328,12 @@ def test_edge():
            f"SPAN ends 0.3 below PRE: {lead}")
     expect(sorted(tuned) == ["1", "2", "3", "4", "5", "6"] and abs(tuned["4"] - tuned["1"]) < 1e-9,
            f"another study's seeds at the best rate: {tuned}")
+    apart["s"]["axes"]["heads"] = ["2", "8"]             # an axis that goes with another one
+    apart["s"]["only"] = [{"mode": ["PRE"], "heads": ["2"]}, {"mode": ["SPAN"], "heads": ["8"]}]
+    for run in apart["s"]["runs"]:
+        run["axes"]["heads"] = "2" if run["axes"]["mode"] == "PRE" else "8"
+    expect(len(statistic.Functions(apart, "s").loss("SPAN", lr=0.001)) == 3,
+           "an axis that the others leave one value need not be named")
     named = "loss('SPAN', lr=0.001) - loss('PRE', lr=0.001)"
     expect(judged(inside, ["", named, "< 0"]) == AGREES, "a claim about one rate names it")
 
@@ -529,6 +543,13 @@ def test_statistics():
                 24: Seeds({"1": 2.0, "2": 0.0})}
     expect(np.allclose(list(statistic.Functions({}, "s").trend(by_depth).values()), [0.5, -1.0]),
            "a slope by seed, for each doubling")
+    found = small({"PRE": [[2.0, 2.1, 2.9]]}, {("PRE", "0.001", "3"): COLLAPSED})
+    for run in found["s"]["runs"]:
+        run["probe"] = {"similarity": [[1.0]]}
+    functions = statistic.Functions(found, "s")
+    expect(functions.entropy("PRE") == {"1": 3.0, "2": 3.0, "3": 3.0}
+           and list(functions.probe("PRE", "similarity")) == ["1", "2"],
+           "entropies of all runs; probes of those that did not fail")
     del by_depth[24]["2"]
     expect(list(statistic.Functions({}, "s").trend(by_depth)) == ["1"], "of the common seeds")
 
