@@ -115,7 +115,6 @@ enum { RESERVE_MIB = 512, NCCL_MIB = 512 };
 
 // Arrays of n in a batch. GROUPS are four (token_groups), BEGINS and ENDS the borders of documents.
 enum { BATCH_INPUTS, BATCH_TARGETS, BATCH_GROUPS, BATCH_BEGINS = 6, BATCH_ENDS, BATCH_ARRAYS };
-static int64_t batch_ints(int64_t n) { return BATCH_ARRAYS * n; }
 
 // Elements of the storage type in a float. In bf16 there are master weights beside those of
 // products.
@@ -124,21 +123,18 @@ enum { RATIO = sizeof(wide) / sizeof(real), MASTER_WEIGHTS = RATIO > 1 };
 // Gpu.scratch holds one of these at a time, so it is as large as the largest: partial sums of
 // gains, sums over a router's chunks (moe.cuh), one row of all experts' gains, doubles of Muon.
 static int64_t scratch_floats(const Model *m, const Setup *setup) {
-    Router r = {};
-    r.B = setup->B;
-    r.T = setup->T;
-    r.E = m->moe.E;
+    int64_t router = router_scratch(setup->B, setup->T, m->moe.E);
     int64_t widest = max(2 * max(m->F, mlp_width(m)), 4 * m->C);
     int64_t gains = (int64_t)m->moe.E * max(2 * m->F, m->C);
     int64_t muon = 2 * MUON_PIECES * max((int64_t)m->moe.E, (int64_t)1);
-    return max(max(SCRATCH_ROWS * widest, muon), max((int64_t)router_scratch(r), gains));
+    return max(max(SCRATCH_ROWS * widest, muon), max(router, gains));
 }
 
 // Bytes in all: `tables` for tensors and activations, the batch, scratch, cuBLASLt's workspace, and
 // the reserve.
 static double gpt_bytes(const Model *m, const Setup *setup, double tables) {
     int64_t reserve = RESERVE_MIB + (comm_size(setup->comm) > 1 ? NCCL_MIB : 0);
-    int64_t batch = batch_ints((int64_t)setup->B * setup->T) * sizeof(int32_t);
+    int64_t batch = (int64_t)setup->B * setup->T * BATCH_ARRAYS * sizeof(int32_t);
     int64_t scratch = scratch_floats(m, setup) * sizeof(float);
     return tables + (batch + scratch + PLANS_WORKSPACE + (reserve << 20));
 }
@@ -300,9 +296,10 @@ static void alloc_tensors(Gpt *g) {
 // Allocates the arrays that a step needs beside the arenas.
 static void alloc_step(Gpt *g) {
     int count = g->layout.count;
-    g->batch = device_alloc<int32_t>(g, batch_ints(g->max.n), "a batch");
+    int64_t batch = (int64_t)g->max.n * BATCH_ARRAYS;
+    g->batch = device_alloc<int32_t>(g, batch, "a batch");
     for (int k = 0; k < 2; k++) {
-        g->staged[k] = pinned_alloc<int32_t>(g, batch_ints(g->max.n));
+        g->staged[k] = pinned_alloc<int32_t>(g, batch);
         cudaCheck(cudaEventCreateWithFlags(&g->copied[k], cudaEventDisableTiming));
     }
     g->gpu.scratch_size = scratch_floats(&g->m, &g->setup);
@@ -718,16 +715,15 @@ static Arenas gpt_arenas(const Gpt *g) {
 // The matrices of entry k as muon.cuh sees them. send_rates has filled its UpdateEntry.
 static MuonTensor muon_tensor(const Gpt *g, int k) {
     const Entry *e = &g->layout.entries[k];
-    return {g->entries.host[k], e->muon, (int)(e->row.rows / e->muon), (int)e->row.cols};
+    return {g->entries.host[k], e->muon, (int)(e->row.rows / e->muon), (int)e->row.cols, g->muon};
 }
 
 // Muon's step for the matrices that this process owns.
 static void muon_update(Gpt *g, const Optimizer *o, const AdamWStep &step) {
     for (int k = 0; k < g->layout.count; k++) {
         if (!g->layout.entries[k].muon || !g->entries.host[k].size) continue;
-        MuonTensor m = muon_tensor(g, k);
-        muon_apply(m, muon_scratch(g->muon, m), gpt_arenas(g), g->state.device, step,
-                   (float)o->momentum, &g->gpu);
+        muon_apply(muon_tensor(g, k), gpt_arenas(g), g->state.device, step, (float)o->momentum,
+                   &g->gpu);
     }
 }
 
@@ -822,11 +818,9 @@ static TensorStats *gpt_tensor_stats(Gpt *g, const Optimizer *applied) {
     AdamWStep step = send_rates(g, applied);
     for (int k = 0; k < g->layout.count; k++) {
         const real *x = nullptr;
-        if (g->layout.entries[k].muon && g->entries.host[k].size) {
-            MuonTensor m = muon_tensor(g, k);
-            x = muon_direction(m, muon_scratch(g->muon, m), gpt_arenas(g), g->state.device,
+        if (g->layout.entries[k].muon && g->entries.host[k].size)
+            x = muon_direction(muon_tensor(g, k), gpt_arenas(g), g->state.device,
                                (float)applied->momentum, false, &g->gpu);
-        }
         tensor_sums(g->tensor_stats.device + k, gpt_arenas(g), g->entries.device + k, step,
                     &g->gpu, x);
     }
@@ -960,11 +954,8 @@ static void gpt_prepare(Gpt *g, const char *plans, const char *path) {
         gpt_forward(g, zeros, zeros, g->max.B, g->max.T);
         gpt_backward(g, 1, 0);
     }
-    for (int k = 0; k < g->layout.count; k++) {           // Muon's products, on its scratch
-        if (!g->layout.entries[k].muon) continue;
-        MuonTensor m = muon_tensor(g, k);
-        muon_iterate(m, muon_scratch(g->muon, m), &g->gpu);
-    }
+    for (int k = 0; k < g->layout.count; k++)             // Muon's products, on its scratch
+        if (g->layout.entries[k].muon) muon_iterate(muon_tensor(g, k), &g->gpu);
     g->gpu.plans->tuning = false;
     if (!g->nccl.rank) share_plans(g);
     gpt_loss(g);                                          // drops the dry step's losses

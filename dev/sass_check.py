@@ -55,9 +55,6 @@ layer_* *|LDG|statistics: a struct of sums, once a block
 layer_* *|STG|statistics: a struct of sums, once a block
 loss_sums *|LDG|two sums, one thread
 loss_sums *|STG|two sums, one thread
-column_sums *|STG|a thread's sums, once, behind its loop
-gain *|STG|a thread's sums, once, behind its loop
-gained_classifier_backward *|STG|a thread's sums, once, behind its loop
 """
 
 

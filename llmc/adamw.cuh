@@ -115,7 +115,7 @@ __device__ inline void weights_store(real *w, int64_t i, const Four &master, int
 
 static __global__ void __launch_bounds__(UPDATE_THREADS)
 weights_round_kernel(real *w, const float *master, int64_t total, int stochastic, uint64_t key) {
-    int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * FOUR;
+    int64_t i = grid_thread() * FOUR;
     if (i < total) weights_store(w, i, four_load(master + i), stochastic, key);
 }
 
@@ -137,11 +137,9 @@ static __global__ void __launch_bounds__(SQUARES_THREADS)
 square_sum_kernel(double *partial, const wide *d, int64_t total, const UpdateEntry *entries,
                   int count) {
     double sum = 0;
-    int64_t step = (int64_t)gridDim.x * blockDim.x * FOUR;
-    int64_t first = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * FOUR;
     for (int k = 0; k < count; k++) {
         int64_t offset = entries ? entries[k].offset : 0, size = entries ? entries[k].size : total;
-        for (int64_t i = first; i < size; i += step) {
+        for (int64_t i = grid_thread() * FOUR; i < size; i += grid_threads() * FOUR) {
             Four x = four_load(d + offset + i);
             for (int j = 0; j < FOUR && i + j < size; j++) sum += (double)x.v[j] * x.v[j];
         }

@@ -114,9 +114,7 @@ static inline void attend_choose(AttentionShape s, int wanted, real *arena, int6
           "found %s, %d.%d and %d\n  -> --kernels auto", sizeof(real) == 2 ? "bf16" : "fp32",
           gpu->capability / 10, gpu->capability % 10, s.HS);
     if (t.s.B) {
-        int64_t rows = t.n * s.NH * s.HS;
-        fill_random(t.x, t.n * t.width, gpu);
-        fill_random(t.dc, rows, gpu);
+        fill_random(t.x, t.c[0] - t.x, gpu);  // and dc
         if (s.begins)
             LAUNCH(fill_documents_kernel, CEIL_DIV(t.n, COMPARE_THREADS), COMPARE_THREADS, 0,
                    gpu->stream, const_cast<int32_t *>(s.begins), const_cast<int32_t *>(s.ends),

@@ -54,7 +54,6 @@
 // 547, of which 128 mma and 44 ldmatrix. Tensor cores have no product of float's accuracy, so in
 // float the same kernels use the ordinary multipliers.
 #pragma once
-#include <cfloat>
 #include "mma.cuh"
 
 struct AttentionShape {
@@ -71,9 +70,9 @@ static inline AttentionShape attention_shape(int B, int T, int NH, int KV, int Q
 // --------------------------------------------------------------------------------------- products
 // The rows of a warp come in strips of 16. Lane = 4 * row + quad; mma.cuh draws a piece of 8 x 8.
 
-// Sums of STRIPS * 16 rows and N columns: v[s][n][2 * i + j] belongs to row 16 s + 8 i + row and
-// column 8 n + 2 quad + j.
-template <int STRIPS, int N> struct Strips { float v[STRIPS][N / 8][4]; };
+// Sums of STRIPS * 16 rows and N columns: v[s][4 * n + 2 * i + j] belongs to row 16 s + 8 i + row
+// and column 8 n + 2 quad + j. A product by wgmma has one strip (sm90.cuh), in the same order.
+template <int STRIPS, int N> struct Strips { float v[STRIPS][N / 2]; };
 
 // A left operand: 16 rows and columns. In float each element has its own register, in the order in
 // which bf16 packs two.
@@ -94,18 +93,16 @@ template <int PITCH> __device__ void left_load(Left<float> &a, const float *tile
     }
 }
 
-// Makes a left operand of two neighbors in a strip of sums: columns 0..7 and 8..15.
-__device__ inline void left_round(Left<__nv_bfloat16> &a, const float x[4], const float y[4]) {
-    UNROLL for (int i = 0; i < 2; i++) {
-        __nv_bfloat162 first = __floats2bfloat162_rn(x[2 * i], x[2 * i + 1]);
-        __nv_bfloat162 second = __floats2bfloat162_rn(y[2 * i], y[2 * i + 1]);
-        memcpy(&a.r[i], &first, 4);
-        memcpy(&a.r[i + 2], &second, 4);
+// Makes a left operand of 16 columns of a strip of sums.
+__device__ inline void left_round(uint32_t (&r)[4], const float *x) {
+    UNROLL for (int i = 0; i < 4; i++) {
+        __nv_bfloat162 two = __floats2bfloat162_rn(x[2 * i], x[2 * i + 1]);
+        memcpy(&r[i], &two, 4);
     }
 }
 
-__device__ inline void left_round(Left<float> &a, const float x[4], const float y[4]) {
-    UNROLL for (int i = 0; i < 4; i++) a.r[i] = x[i], a.r[i + 4] = y[i];
+__device__ inline void left_round(float (&r)[8], const float *x) {
+    UNROLL for (int i = 0; i < 8; i++) r[i] = x[i];
 }
 
 // d += a B for a B of 16 rows and N columns in shared memory. BY_ROWS: the rows of B begin at b,
@@ -121,8 +118,8 @@ __device__ void product(Strips<STRIPS, N> &d, const Left<__nv_bfloat16> (&a)[STR
         uint32_t right[4];  // rows 0..7, 8..15 of columns 16 n to 16 n + 7, then of the next 8
         ldmatrix<BY_ROWS>(right, from + 16 * n * (BY_ROWS ? 1 : PITCH));
         UNROLL for (int s = 0; s < STRIPS; s++) {
-            mma_bf16(d.v[s][2 * n], a[s].r, right);
-            mma_bf16(d.v[s][2 * n + 1], a[s].r, right + 2);
+            mma_bf16(d.v[s] + 8 * n, a[s].r, right);
+            mma_bf16(d.v[s] + 8 * n + 4, a[s].r, right + 2);
         }
     }
 }
@@ -142,7 +139,8 @@ __device__ void product(Strips<STRIPS, N> &d, const Left<float> (&a)[STRIPS], co
                 int column = 8 * n + 2 * quad + j;
                 float right = BY_ROWS ? b[k * PITCH + column] : b[column * PITCH + k];
                 UNROLL for (int s = 0; s < STRIPS; s++)
-                    UNROLL for (int i = 0; i < 2; i++) d.v[s][n][2 * i + j] += left[s][i] * right;
+                    UNROLL for (int i = 0; i < 2; i++)
+                        d.v[s][4 * n + 2 * i + j] += left[s][i] * right;
             }
     }
 }
@@ -230,27 +228,29 @@ template <int SIZE, int STRIPS, int N>
 __device__ void sums_by_tile(Strips<STRIPS, SIZE> &d, const Strips<STRIPS, N> &p, const real *y) {
     UNROLL for (int k = 0; k < N; k += 16) {
         Left<real> a[STRIPS];
-        UNROLL for (int s = 0; s < STRIPS; s++) {
-            left_round(a[s], p.v[s][k / 8], p.v[s][k / 8 + 1]);
-        }
+        UNROLL for (int s = 0; s < STRIPS; s++) left_round(a[s].r, p.v[s] + k / 2);
         product<true, TILE_PITCH<SIZE>>(d, a, y + k * TILE_PITCH<SIZE>);
     }
 }
 
-// Causal mask: S = -infinity if the key comes after the query. The rows of the tile are queries, or
-// keys if KEYS_IN_ROWS. Its row 0 is `lead` positions after its column 0. Tiles off the diagonal
-// need no mask.
+// Causal mask of a strip: S = -infinity if the key comes after the query. Rows are queries, or keys
+// if KEYS_IN_ROWS. Row 0 is `lead` positions after column 0; row: this lane's first.
+template <bool KEYS_IN_ROWS, int N>
+__device__ void causal_mask(float (&s)[N], int lead, int row) {
+    int quad = threadIdx.x % 4;
+    UNROLL for (int i = 0; i < N; i++) {
+        // How many positions the column is ahead of the row.
+        int ahead = i / 4 * 8 + 2 * quad + i % 2 - (i / 2 % 2 * 8 + row + lead);
+        if (KEYS_IN_ROWS ? ahead < 0 : ahead > 0) s[i] = -INFINITY;
+    }
+}
+
+// The same for a warp's strips. Tiles off the diagonal need no mask.
 template <bool KEYS_IN_ROWS, int STRIPS, int N>
 __device__ void mask(Strips<STRIPS, N> &p, int lead) {
-    int row = threadIdx.x % WARP / 4, quad = threadIdx.x % 4;
+    int row = threadIdx.x % WARP / 4;
     if (KEYS_IN_ROWS ? lead <= 1 - 16 * STRIPS : lead >= N - 1) return;
-    UNROLL for (int s = 0; s < STRIPS; s++)
-        UNROLL for (int n = 0; n < N / 8; n++)
-            UNROLL for (int i = 0; i < 4; i++) {
-                // How many positions the column is ahead of the row.
-                int ahead = 8 * n + 2 * quad + i % 2 - (16 * s + i / 2 * 8 + row + lead);
-                if (KEYS_IN_ROWS ? ahead < 0 : ahead > 0) p.v[s][n][i] = -INFINITY;
-            }
+    UNROLL for (int s = 0; s < STRIPS; s++) causal_mask<KEYS_IN_ROWS>(p.v[s], lead, 16 * s + row);
 }
 
 // The border of the document of position t: `begins` or `ends`; `none` without documents.
@@ -258,23 +258,32 @@ __device__ inline int border_at(const int32_t *borders, int b, int t, int T, int
     return borders ? borders[(int64_t)b * T + min(t, T - 1)] : none;
 }
 
-// Documents' mask: S = -infinity where the key comes before the query's document begins. Queries
-// are in rows; row 0 and column 0 of the tile are positions row0 and key0.
-template <int STRIPS, int N>
-__device__ void mask_documents(Strips<STRIPS, N> &p, const int32_t *begins, int b, int T, int row0,
-                               int key0) {
-    int row = row0 + threadIdx.x % WARP / 4, quad = threadIdx.x % 4;
-    UNROLL for (int s = 0; s < STRIPS; s++)
-        UNROLL for (int i = 0; i < 2; i++) {
-            int begin = border_at(begins, b, row + 16 * s + i * 8, T, 0) - key0;
-            UNROLL for (int n = 0; n < N / 8; n++)
-                UNROLL for (int j = 0; j < 2; j++)
-                    if (8 * n + 2 * quad + j < begin) p.v[s][n][2 * i + j] = -INFINITY;
-        }
+// Documents' mask of a strip: S = -infinity where query and key lie in different documents. Rows
+// are queries, and the key comes before `begins` of the query; or keys (KEYS_IN_ROWS), and the
+// query comes at `ends` of the key or later. row: this lane's first; column0: that of column 0.
+template <bool KEYS_IN_ROWS, int N>
+__device__ void document_mask(float (&s)[N], const int32_t *borders, int b, int T, int row,
+                              int column0) {
+    int border[2], quad = threadIdx.x % 4;
+    UNROLL for (int i = 0; i < 2; i++)
+        border[i] = border_at(borders, b, row + 8 * i, T, 0) - column0;
+    UNROLL for (int i = 0; i < N; i++) {
+        int column = i / 4 * 8 + 2 * quad + i % 2, at = border[i / 2 % 2];
+        if (KEYS_IN_ROWS ? column >= at : column < at) s[i] = -INFINITY;
+    }
 }
 
-// The same for keys in rows. begin: where the document of query `lane` of the tile begins; p has
-// the queries from `first` on.
+// The same for a warp's strips of queries, from row0 on.
+template <int STRIPS, int N>
+__device__ void mask_documents(Strips<STRIPS, N> &p, const int32_t *begins, int b, int T, int row0,
+                               int column0) {
+    int row = row0 + threadIdx.x % WARP / 4;
+    UNROLL for (int s = 0; s < STRIPS; s++)
+        document_mask<false>(p.v[s], begins, b, T, row + 16 * s, column0);
+}
+
+// The same for a warp's strips of keys. begin: where the document of query `lane` of the tile
+// begins; p has the queries from `first` on. It takes fewer registers than document_mask.
 template <int STRIPS, int N>
 __device__ void mask_queries(Strips<STRIPS, N> &p, int begin, int row0, int first) {
     int row = row0 + threadIdx.x % WARP / 4, quad = threadIdx.x % 4;
@@ -283,14 +292,13 @@ __device__ void mask_queries(Strips<STRIPS, N> &p, int begin, int row0, int firs
             int begin_t = __shfl_sync(0xffffffffu, begin, first + 8 * n + 2 * quad + j);
             UNROLL for (int s = 0; s < STRIPS; s++)
                 UNROLL for (int i = 0; i < 2; i++)
-                    if (row + 16 * s + 8 * i < begin_t) p.v[s][n][2 * i + j] = -INFINITY;
+                    if (row + 16 * s + 8 * i < begin_t) p.v[s][4 * n + 2 * i + j] = -INFINITY;
         }
 }
 
 template <int STRIPS, int N> __device__ void scale_by(Strips<STRIPS, N> &x, float scale) {
     UNROLL for (int s = 0; s < STRIPS; s++)
-        UNROLL for (int n = 0; n < N / 8; n++)
-            UNROLL for (int i = 0; i < 4; i++) x.v[s][n][i] *= scale;
+        UNROLL for (int i = 0; i < N / 2; i++) x.v[s][i] *= scale;
 }
 
 // Writes the warp's sums to memory: at most `rows` rows and `columns` columns. They pass through
@@ -305,7 +313,8 @@ __device__ void rows_store(real *to, int64_t ld, int rows, real *tile,
     UNROLL for (int s = 0; s < STRIPS; s++)
         UNROLL for (int n = 0; n < SIZE / 8; n++)
             UNROLL for (int i = 0; i < 2; i++) {
-                Two two = {{to_real(x.v[s][n][2 * i]), to_real(x.v[s][n][2 * i + 1])}};
+                const float *from = &x.v[s][4 * n + 2 * i];
+                Two two = {{to_real(from[0]), to_real(from[1])}};
                 int row = 16 * s + 8 * i + lane / 4, column = 8 * n + 2 * (lane % 4);
                 *reinterpret_cast<Two *>(tile + row * PITCH + column) = two;
             }
@@ -352,31 +361,32 @@ template <int QK_SIZE, int HS_SIZE, bool BACK> struct AttentionTiles {
 
 // ---------------------------------------------------------------------------------------- forward
 
-// Online softmax of one tile: p, Q K^T, becomes 2^(p * scale - max), where scale is log2_scale and
-// max the largest p * scale so far. Earlier sums shrink when max grows. A lane sums its own
-// columns. max begins finite: a query may see no key of the first tile, if its document begins
-// later.
-template <int HS, int STRIPS, int N>
-__device__ void softmax_tile(Strips<STRIPS, N> &p, Strips<STRIPS, HS> &c, float (&max)[STRIPS][2],
-                             float (&sum)[STRIPS][2], float scale) {
-    UNROLL for (int s = 0; s < STRIPS; s++)
-        UNROLL for (int i = 0; i < 2; i++) {
-            float largest = -INFINITY;
-            UNROLL for (int n = 0; n < N / 8; n++) {
-                largest = fmaxf(largest, fmaxf(p.v[s][n][2 * i], p.v[s][n][2 * i + 1]));
+// For this lane's two rows of a strip: the largest score so far, times log2_scale, and this lane's
+// part of the sum of 2^(score - max). max begins finite: a query may see no key of the first tile,
+// if its document begins later.
+struct RunningSoftmax { float max[2] = {-FLT_MAX, -FLT_MAX}, sum[2] = {}; };
+
+// Online softmax of one tile: s, Q K^T, becomes 2^(s * scale - max), where scale is log2_scale.
+// shrink: what earlier sums are to be multiplied by.
+template <int N>
+__device__ void softmax_update(RunningSoftmax &m, float (&s)[N], float (&shrink)[2], float scale) {
+    UNROLL for (int i = 0; i < 2; i++) {
+        float largest = -INFINITY;
+        UNROLL for (int n = 2 * i; n < N; n += 4) largest = fmaxf(largest, fmaxf(s[n], s[n + 1]));
+        float now = fmaxf(m.max[i], scale * warp_max(largest, 4));
+        shrink[i] = exp2_fast(m.max[i] - now);
+        m.max[i] = now;
+        m.sum[i] *= shrink[i];
+        UNROLL for (int n = 2 * i; n < N; n += 4)
+            UNROLL for (int j = n; j < n + 2; j++) {
+                s[j] = exp2_fast(fmaf(s[j], scale, -now));
+                m.sum[i] += s[j];
             }
-            float now = fmaxf(max[s][i], scale * warp_max(largest, 4));
-            float shrink = exp2_fast(max[s][i] - now);
-            max[s][i] = now;
-            sum[s][i] *= shrink;
-            UNROLL for (int n = 0; n < N / 8; n++)
-                UNROLL for (int j = 2 * i; j < 2 * i + 2; j++) {
-                    p.v[s][n][j] = exp2_fast(fmaf(p.v[s][n][j], scale, -now));
-                    sum[s][i] += p.v[s][n][j];
-                }
-            UNROLL for (int n = 0; n < HS / 8; n++)
-                UNROLL for (int j = 2 * i; j < 2 * i + 2; j++) c.v[s][n][j] *= shrink;
-        }
+    }
+}
+
+template <int N> __device__ void rows_scale(float (&c)[N], const float (&factor)[2]) {
+    UNROLL for (int i = 0; i < N; i++) c[i] *= factor[i / 2 % 2];
 }
 
 // The head of a block in forward and dq, counted over all sequences. The grid is query_grid's.
@@ -389,6 +399,19 @@ __device__ inline void saved_store(wide *peak, wide *lse, float max, float total
     int64_t row = (int64_t)head_of_block() * T + t;
     lse[row] = max + log2f(total);
     peak[row] = total == total ? max * 0.693147181f : total;
+}
+
+// After the last tile: a strip's sums P V become rows of C. t: this lane's first row.
+template <int N>
+__device__ void softmax_end(const RunningSoftmax &m, float (&c)[N], wide *peak, wide *lse, int t,
+                            int T) {
+    float inverse[2];
+    UNROLL for (int i = 0; i < 2; i++) {
+        float total = warp_sum(m.sum[i], 4);
+        inverse[i] = 1 / total;
+        saved_store(peak, lse, m.max[i], total, t + 8 * i, T);
+    }
+    rows_scale(c, inverse);
 }
 
 // A block's tile of queries in forward and dq. A head's last tiles start first.
@@ -457,8 +480,7 @@ attention_forward_kernel(real *c, wide *peak, wide *lse, Heads q, Heads k, Heads
     QueryTile tile = query_tile<Tiles>(k, v, s);
     real *q_rows = q_tile + tile.own * PITCH, *buffer = q_tile + ROWS * PITCH;
     Strips<STRIPS, HS> sums = {};
-    float max[STRIPS][2], sum[STRIPS][2] = {};
-    UNROLL for (int i = 0; i < 2 * STRIPS; i++) max[i / 2][i % 2] = -FLT_MAX;
+    RunningSoftmax m[STRIPS];
 
     HeadRows q_h = head_rows(q, tile.b, tile.h, s.T);
     tile_copy<QK, ROWS, Tiles::THREADS>(q_tile, q_h, tile.first, s.T);
@@ -469,19 +491,15 @@ attention_forward_kernel(real *c, wide *peak, wide *lse, Heads q, Heads k, Heads
         Strips<STRIPS, Tiles::COLUMNS> p = {};
         rows_by_rows(p, own_q, k_tile);  // Q K^T
         mask_keys(p, tile, key0, s);
-        softmax_tile(p, sums, max, sum, s.log2_scale);
+        UNROLL for (int i = 0; i < STRIPS; i++) {
+            float shrink[2];
+            softmax_update(m[i], p.v[i], shrink, s.log2_scale);
+            rows_scale(sums.v[i], shrink);
+        }
         sums_by_tile(sums, p, v_tile);  // C += P V
     }, own_q);
-    UNROLL for (int m = 0; m < STRIPS; m++)
-        UNROLL for (int i = 0; i < 2; i++) {
-            int t = tile.row0 + 16 * m + 8 * i + lane / 4;
-            float total = warp_sum(sum[m][i], 4), inverse = 1 / total;
-            UNROLL for (int n = 0; n < HS / 8; n++) {
-                sums.v[m][n][2 * i] *= inverse;
-                sums.v[m][n][2 * i + 1] *= inverse;
-            }
-            saved_store(peak, lse, max[m][i], total, t, s.T);
-        }
+    UNROLL for (int i = 0; i < STRIPS; i++)
+        softmax_end(m[i], sums.v[i], peak, lse, tile.row0 + 16 * i + lane / 4, s.T);
     head_store({c, s.NH * HS, HS}, tile.b, tile.h, tile.row0, s.T, q_rows, sums);
 }
 
@@ -539,11 +557,10 @@ attention_dq_kernel(Heads dq, AttentionSaved a, AttentionShape s) {
         rows_by_rows(ds, own_dc, v_tile);  // dP = dC V^T
         mask_keys(p, tile, key0, s);
         UNROLL for (int m = 0; m < STRIPS; m++)
-            UNROLL for (int n = 0; n < COLUMNS / 8; n++)
-                UNROLL for (int i = 0; i < 4; i++) {
-                    float p_i = exp2_fast(fmaf(p.v[m][n][i], s.log2_scale, -lse[m][i / 2]));
-                    ds.v[m][n][i] = p_i * (ds.v[m][n][i] - D[m][i / 2]);
-                }
+            UNROLL for (int i = 0; i < COLUMNS / 2; i++) {
+                float p_i = exp2_fast(fmaf(p.v[m][i], s.log2_scale, -lse[m][i / 2 % 2]));
+                ds.v[m][i] = p_i * (ds.v[m][i] - D[m][i / 2 % 2]);
+            }
         sums_by_tile(sums, ds, k_tile);  // dQ += dS K, scaled at the end
     }, own_q, own_dc);
     scale_by(sums, s.scale);
@@ -561,9 +578,9 @@ __device__ void scores_backward(Strips<STRIPS, N> &p, Strips<STRIPS, N> &ds, flo
             float lse_t = __shfl_sync(0xffffffffu, lse, column);
             float D_t = __shfl_sync(0xffffffffu, D, column);
             UNROLL for (int s = 0; s < STRIPS; s++)
-                UNROLL for (int i = j; i < 4; i += 2) {
-                    p.v[s][n][i] = exp2_fast(fmaf(p.v[s][n][i], scale, -lse_t));
-                    ds.v[s][n][i] = p.v[s][n][i] * (ds.v[s][n][i] - D_t);
+                UNROLL for (int i = 4 * n + j; i < 4 * n + 4; i += 2) {
+                    p.v[s][i] = exp2_fast(fmaf(p.v[s][i], scale, -lse_t));
+                    ds.v[s][i] = p.v[s][i] * (ds.v[s][i] - D_t);
                 }
         }
 }

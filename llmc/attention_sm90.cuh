@@ -40,8 +40,7 @@ template <int QK_SIZE, int HS_SIZE> struct ForwardTiles {
     static constexpr int CONSUMERS_OWN = CONSUMERS == 3 ? 160 : 240;
     static constexpr int Q_BYTES = BYTES_OF<QK, QUERIES>;
     static constexpr int K_BYTES = BYTES_OF<QK, KEYS>, V_BYTES = BYTES_OF<HS, KEYS>;
-    static constexpr int BARRIERS = 1 + 4 * STAGES;
-    static constexpr int BYTES = Q_BYTES + STAGES * (K_BYTES + V_BYTES) + BARRIERS * 8;
+    static constexpr int BYTES = Q_BYTES + STAGES * (K_BYTES + V_BYTES) + (1 + 4 * STAGES) * 8;
     static_assert(BYTES <= 227 << 10, "smaller tiles");
 };
 
@@ -96,72 +95,18 @@ template <int SIZE, int N>
 __device__ void sums_by_tile(float (&d)[SIZE / 2], const uint32_t (&p)[N / 16][4],
                              const unsigned char *y, bool add) {
     UNROLL for (int k = 0; k < N / 16; k++) {
-        uint64_t right = tile_descriptor(y + k * 16 * TILE_ROW, 8 * TILE_ROW, N * TILE_ROW);
+        uint64_t right = tile_descriptor(y + k * 16 * TILE_ROW, N * TILE_ROW);
         wgmma<MAJOR_MN>(d, p[k], right, add || k > 0);
     }
 }
 
 // Rounds sums to a left operand.
 template <int N> __device__ void sums_round(uint32_t (&p)[N / 16][4], const float (&s)[N / 2]) {
-    UNROLL for (int k = 0; k < N / 16; k++)
-        UNROLL for (int i = 0; i < 4; i++) {
-            __nv_bfloat162 two = __floats2bfloat162_rn(s[8 * k + 2 * i], s[8 * k + 2 * i + 1]);
-            memcpy(&p[k][i], &two, 4);
-        }
+    UNROLL for (int k = 0; k < N / 16; k++) left_round(p[k], s + 8 * k);
 }
 
 template <int N> __device__ void settle(uint32_t (&p)[N][4]) {
     UNROLL for (int k = 0; k < N; k++) settle(p[k]);
-}
-
-// ----------------------------------------------------------------------------------------- softmax
-
-// -infinity where the key comes after the query. Rows are queries, or keys if KEYS_IN_ROWS; `lead`:
-// how many positions this lane's first row is after column 0.
-template <bool KEYS_IN_ROWS, int N> __device__ void causal_mask(float (&s)[N], int lead) {
-    UNROLL for (int i = 0; i < N; i++) {
-        int column = i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2, row = i / 2 % 2 * 8 + lead;
-        if (KEYS_IN_ROWS ? row > column : column > row) s[i] = -INFINITY;
-    }
-}
-
-// -infinity where query and key lie in different documents, as mask_documents.
-template <bool KEYS_IN_ROWS, int N>
-__device__ void document_mask(float (&s)[N], const int32_t *borders, int b, int T, int row,
-                              int column0) {
-    int border[2];
-    UNROLL for (int i = 0; i < 2; i++) border[i] = border_at(borders, b, row + 8 * i, T, 0);
-    UNROLL for (int i = 0; i < N; i++) {
-        int column = column0 + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2, at = border[i / 2 % 2];
-        if (KEYS_IN_ROWS ? column >= at : column < at) s[i] = -INFINITY;
-    }
-}
-
-// For this lane's two rows: the largest score so far, times log2_scale, and this lane's part of the
-// sum of 2^(score - max).
-struct RunningSoftmax { float max[2], sum[2]; };
-
-// Q K^T becomes 2^(s * scale - max); shrink: what earlier sums are to be multiplied by. max begins
-// finite, as in softmax_tile.
-template <int N>
-__device__ void softmax_update(RunningSoftmax &m, float (&s)[N], float (&shrink)[2], float scale) {
-    UNROLL for (int i = 0; i < 2; i++) {
-        float largest = -INFINITY;
-        UNROLL for (int n = 2 * i; n < N; n += 4) largest = fmaxf(largest, fmaxf(s[n], s[n + 1]));
-        float now = fmaxf(m.max[i], scale * warp_max(largest, 4));
-        shrink[i] = exp2_fast(m.max[i] - now);
-        m.max[i] = now;
-        m.sum[i] *= shrink[i];
-        UNROLL for (int n = 2 * i; n < N; n += 4)
-            UNROLL for (int j = n; j < n + 2; j++) {
-                s[j] = exp2_fast(fmaf(s[j], scale, -now));
-                m.sum[i] += s[j];
-            }
-    }
-}
-
-template <int N> __device__ void rows_scale(float (&c)[N], const float (&factor)[2]) {
-    UNROLL for (int i = 0; i < N; i++) c[i] *= factor[i / 2 % 2];
 }
 
 // ------------------------------------------------------------------------------------------- store
@@ -218,8 +163,8 @@ template <typename Tiles> struct ForwardShared {
     __device__ void init(void) {
         if (threadIdx.x == 0) {
             mbarrier_init(q_full, 1);
-            ring_init<Tiles::STAGES>(k_ring, 1, Tiles::CONSUMERS * WARPGROUP / WARP);
-            ring_init<Tiles::STAGES>(v_ring, 1, Tiles::CONSUMERS * WARPGROUP / WARP);
+            ring_init<Tiles::STAGES>(k_ring, 1);
+            ring_init<Tiles::STAGES>(v_ring, 1);
             mbarrier_init_fence();
         }
         __syncthreads();
@@ -280,7 +225,7 @@ __device__ void forward_consume(float (&c)[Tiles::HS / 2], RunningSoftmax &m,
         settle(s);
         stage_release(k_ring, at);
         int key0 = tile * KEYS;
-        if (key0 + KEYS > row0) causal_mask<false>(s, row - key0);
+        if (key0 + KEYS > row0) causal_mask<false>(s, -key0, row);
         if (key0 < last_begin) document_mask<false>(s, shape.begins, b, T, row, key0);
         softmax_update(m, s, shrink, shape.log2_scale);
         settle(s);
@@ -345,7 +290,7 @@ attention_forward_sm90_kernel(const __grid_constant__ ForwardMaps maps, wide *pe
     unsigned char *own = shared.q + group * GROUP_ROWS * TILE_ROW;
     mbarrier_wait(shared.q_full, 0);
     float c[Tiles::HS / 2];
-    RunningSoftmax m = {{-FLT_MAX, -FLT_MAX}, {0, 0}};
+    RunningSoftmax m;
     Turns<Tiles::CONSUMERS> turns(group);
     if (live) forward_consume<Tiles>(c, m, own, shared, place, row0, end, s, turns);
     for (int i = end - place.begin; i < place.end - place.begin; i++) {  // keys after these queries
@@ -356,13 +301,7 @@ attention_forward_sm90_kernel(const __grid_constant__ ForwardMaps maps, wide *pe
         stage_skip(shared.v_ring, at);
     }
     if (!live) return;
-    float inverse[2];
-    UNROLL for (int i = 0; i < 2; i++) {
-        float total = warp_sum(m.sum[i], 4);
-        inverse[i] = 1 / total;
-        saved_store(peak, lse, m.max[i], total, row0 + group_row() + i * 8, s.T);
-    }
-    rows_scale(c, inverse);
+    softmax_end(m, c, peak, lse, row0 + group_row(), s.T);
     group_store<Tiles::HS>(&maps.c, own, Tiles::QUERIES, c, row0, place.h, place.b);
 #endif
 }
@@ -406,8 +345,7 @@ template <typename Tiles> struct BackwardShared {
     __device__ void init(void) {
         if (threadIdx.x == 0) {
             mbarrier_init(own, 1);
-            ring_init<Tiles::STAGES>(ring, Tiles::FLOATS ? 1 + WARP : 1,
-                                     Tiles::CONSUMERS * WARPGROUP / WARP);
+            ring_init<Tiles::STAGES>(ring, Tiles::FLOATS ? 1 + WARP : 1);
             mbarrier_init_fence();
         }
         __syncthreads();
@@ -518,7 +456,7 @@ attention_dq_sm90_kernel(const __grid_constant__ BackwardMaps maps, const wide *
     for (int i = begin; i < own_end; i++)
         walk.tile(
             [&](float (&p)[KEYS / 2]) {
-                if (i * KEYS + KEYS > row0) causal_mask<false>(p, t - i * KEYS);
+                if (i * KEYS + KEYS > row0) causal_mask<false>(p, -i * KEYS, t);
                 if (i * KEYS < last_begin)
                     document_mask<false>(p, s.begins, b, s.T, t, i * KEYS);
                 UNROLL for (int e = 0; e < KEYS / 2; e++)
@@ -588,9 +526,7 @@ attention_dkv_sm90_kernel(const __grid_constant__ BackwardMaps maps, const wide 
     registers_take<240>();
     int row0 = first + group * GROUP_ROWS, row = row0 + group_row();
     int first_end = border_at(s.ends, b, row0, s.T, INT_MAX);  // of the first row's document
-    float dk[Tiles::QK / 2], dv[Tiles::HS / 2];
-    UNROLL for (int i = 0; i < Tiles::QK / 2; i++) dk[i] = 0;
-    UNROLL for (int i = 0; i < Tiles::HS / 2; i++) dv[i] = 0;
+    float dk[Tiles::QK / 2] = {}, dv[Tiles::HS / 2] = {};
     settle(dk);
     settle(dv);
     uint32_t p_left[QUERIES / 16][4], ds_left[QUERIES / 16][4];
@@ -605,7 +541,7 @@ attention_dkv_sm90_kernel(const __grid_constant__ BackwardMaps maps, const wide 
         const float *saved = shared.lse + walk.at.stage * Tiles::FLOATS + threadIdx.x % 4 * 2;
         walk.tile(
             [&](float (&p)[QUERIES / 2]) {
-                if (query0 < row0 + GROUP_ROWS) causal_mask<true>(p, row - query0);
+                if (query0 < row0 + GROUP_ROWS) causal_mask<true>(p, -query0, row);
                 if (query0 + QUERIES > first_end)
                     document_mask<true>(p, s.ends, b, s.T, row, query0);
                 UNROLL for (int e = 0; e < QUERIES / 2; e++) {

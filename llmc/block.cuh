@@ -510,14 +510,12 @@ static void block_recompute(const Block *b, real *x) {
     const Acts *a = &b->a;
     slot_forward(NORM(b, attn_in), a->ai, x, b->gpu);
     slot_forward(NORM(b, ffn_in), a->fi, a->mid, b->gpu);
-    if (b->p.F) {
-        const real *gu = b->p.hidden.on ? a->gun : a->gu;
-        activation_forward(a->h, gu, b->s->n, b->p.F, b->m->swiglu, b->gpu);
-    }
-    if (b->p.moe) {
-        const real *gu = b->p.expert_hidden.on ? a->xgun : a->xgu;
-        activation_forward(a->xh, gu, assigned(b), b->m->F, b->m->swiglu, b->gpu);
-    }
+    if (b->p.F)
+        activation_forward(a->h, b->p.hidden.on ? a->gun : a->gu, b->s->n, b->p.F, b->m->swiglu,
+                           b->gpu);
+    if (b->p.moe)
+        activation_forward(a->xh, b->p.expert_hidden.on ? a->xgun : a->xgu, assigned(b), b->m->F,
+                           b->m->swiglu, b->gpu);
 }
 
 // Adds this layer's statistics to sums (--norms-every), right after its forward pass, while the

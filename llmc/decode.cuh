@@ -19,7 +19,6 @@
 // same bits in every run. In one step of a warp, a lane holds a key (for the scores), then channels
 // (for the sums over the 32 values).
 #pragma once
-#include "gpu.cuh"
 #include "attention.cuh"
 #include "memory.h"
 
@@ -67,8 +66,8 @@ attention_decode_kernel(real *c, Heads q, KvCache cache, AttentionShape s) {
         const real *k = cache.k + ((int64_t)min(first + lane, keys - 1) * s.KV + g) * s.QK;
         float score = 0;
         for (int x = 0; x < s.QK; x += PACK) {
-            Pack k_x = pack_load(k + x);
-            for (int i = 0; i < PACK; i++) score += query[x + i] * to_float(k_x.v[i]);
+            Floats k_x = floats_load(k + x);
+            for (int i = 0; i < PACK; i++) score += query[x + i] * k_x.v[i];
         }
         if (first + lane >= keys) score = -INFINITY;
         float now = fmaxf(max, warp_max(score));

@@ -108,13 +108,6 @@ __device__ inline bool piece_inside(const Pieces &f, int p) {
     return p > 0 && end <= f.n && f.sorted[cut - 1] == f.sorted[end - 1];
 }
 
-// The sums of a pack's columns in a row of C floats, to be copied as a whole: 16 bytes at a time.
-struct alignas(16) Wides { Floats sum; };
-
-__device__ inline Wides *wides_at(wide *rows, int64_t row, int C, int column) {
-    return reinterpret_cast<Wides *>(rows + row * C + column);
-}
-
 // Rows of the grid are pieces (row_grid). A thread adds its 16 bytes of the piece's rows in order,
 // and at the end of a group writes the sum. GROUP_LOADS loads are in flight at a time. All of them
 // are unconditional, since branches would serialize them: past the end, the last row is loaded
@@ -125,9 +118,8 @@ embedding_backward_kernel(wide *dw, float *inside, const real *de, Pieces f, int
     if (i >= C || first == end) return;
     int token = f.sorted[first];
     bool in = piece_inside(f, p);
-    Wides *to = in ? wides_at(inside, p, C, i) : wides_at(dw, token, C, i);
-    Floats sum = {}, before = {};
-    if (!in) before = to->sum;
+    Floats *to = in ? sums_at(inside, p, C, i) : sums_at(dw, token, C, i), sum = {}, before = {};
+    if (!in) before = *to;
     for (int r = first; r < end; r += GROUP_LOADS) {
         Pack x[GROUP_LOADS];
         int next[GROUP_LOADS];
@@ -138,14 +130,14 @@ embedding_backward_kernel(wide *dw, float *inside, const real *de, Pieces f, int
         }
         for (int j = 0; j < GROUP_LOADS && r + j < end; j++) {
             if (next[j] != token) {
-                to->sum = before + scale * sum;
-                token = next[j], to = wides_at(dw, token, C, i);
-                before = to->sum, sum = {};
+                *to = before + scale * sum;
+                token = next[j], to = sums_at(dw, token, C, i);
+                before = *to, sum = {};
             }
             sum = sum + pack_floats(x[j]);
         }
     }
-    to->sum = before + scale * sum;
+    *to = before + scale * sum;
 }
 
 // Rows of the grid are pieces. The blocks of the first piece inside a group add the rows of all its
@@ -161,12 +153,11 @@ inside_add_kernel(wide *dw, float *inside, Pieces f, int C) {
     }
     Floats sum = {};
     for (; p < end; p++) {
-        Wides x = *wides_at(inside, p, C, i);
-        sum = sum + x.sum;
+        Floats x = *sums_at(inside, p, C, i);
+        sum = sum + x;
     }
-    Wides *to = wides_at(dw, token, C, i);
-    Wides before = *to;
-    to->sum = before.sum + sum;
+    Floats *to = sums_at(dw, token, C, i), before = *to;
+    *to = before + sum;
 }
 
 // ADDs to dwte and, unless it is nullptr, to dwpe. The launches depend on sizes alone, not on the

@@ -54,13 +54,10 @@ struct GroupedTile {
     int steps;                 // of the depth
 };
 
-// Tiles side by side. grouped_down, for WEIGHT: tiles one below the other in an expert's matrix.
+// Tiles side by side.
 template <int FORM> __host__ __device__ int grouped_across(const Experts &e) {
     if (FORM == FORWARD) return e.parts * CEIL_DIV(e.width, GroupedSizes::COLUMNS);
     return CEIL_DIV(e.in, GroupedSizes::COLUMNS);
-}
-static __host__ __device__ inline int grouped_down(const Experts &e) {
-    return e.parts * CEIL_DIV(e.width, GroupedSizes::ROWS);
 }
 
 template <int FORM> __device__ GroupedTile grouped_tile(const Experts &e, int number) {
@@ -197,7 +194,7 @@ template <int FORM> struct GroupedProducer {
 // The wgmma descriptor of 16 of the depth, from 16 k on, of an operand that begins at `tiles`.
 template <Major M> __device__ uint64_t operand_descriptor(const unsigned char *tiles, int k) {
     if (M == MAJOR_K) return tile_descriptor(tiles + k * STEP_BYTES);
-    return tile_descriptor(tiles + k * 16 * TILE_ROW, 8 * TILE_ROW, BOX_BYTES);
+    return tile_descriptor(tiles + k * 16 * TILE_ROW, BOX_BYTES);
 }
 
 // Begins d += left right, of a stage.
@@ -323,7 +320,7 @@ grouped_sm90_kernel(const __grid_constant__ GroupedMaps maps, Grouped f, int til
     uint64_t *full = reinterpret_cast<uint64_t *>(rooms + G::WARPS * G::ROOM);
     RingBarriers ring = {full, full + G::STAGES};
     if (threadIdx.x == 0) {
-        ring_init<G::STAGES>(ring, Producer::FILLERS, G::WARPS);
+        ring_init<G::STAGES>(ring, Producer::FILLERS);
         mbarrier_init_fence();
     }
     __syncthreads();
@@ -344,8 +341,9 @@ grouped_sm90_kernel(const __grid_constant__ GroupedMaps maps, Grouped f, int til
 template <int FORM> static inline void grouped_launch_sm90(const Grouped &f, Gpu *gpu) {
     typedef GroupedSizes G;
     const Experts &e = f.e;
-    int rows = FORM == WEIGHT ? e.E * grouped_down(e) : row_tiles(e.rows, e.E);
-    int tiles = rows * grouped_across<FORM>(e);
+    int down = e.E * e.parts * CEIL_DIV(e.width, G::ROWS);  // of WEIGHT
+    if (FORM != WEIGHT) down = row_tiles(e.rows, e.E);
+    int tiles = down * grouped_across<FORM>(e);
     int64_t width = e.width, in = e.in, out = e.parts * width;
     TensorBox dy = {f.left, {width, e.parts, e.rows, 1}, {width, out, e.rows * out},
                     {TILE_WIDTH, 1, TILE_WIDTH, 1}};

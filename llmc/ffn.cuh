@@ -45,12 +45,10 @@ activation_forward_kernel(real *h, const real *gu, int F) {
     int i = row_column();
     if (i >= F) return;
     gu += (int64_t)blockIdx.x * (SWIGLU ? 2 : 1) * F + i;
-    Pack x = pack_load(gu), up = SWIGLU ? pack_load(gu + F) : Pack{};  // x: gate, or up for GELU
-    for (int k = 0; k < PACK; k++) {
-        float h_k = activation<SWIGLU>(to_float(x.v[k]));
-        x.v[k] = to_real(SWIGLU ? h_k * to_float(up.v[k]) : h_k);
-    }
-    pack_store(h + (int64_t)blockIdx.x * F + i, x);
+    Floats x = floats_load(gu), up = {};  // x: gate, or up for GELU
+    if (SWIGLU) up = floats_load(gu + F);
+    for (int k = 0; k < PACK; k++) x.v[k] = activation<SWIGLU>(x.v[k]) * (SWIGLU ? up.v[k] : 1);
+    floats_store(h + (int64_t)blockIdx.x * F + i, x);
 }
 
 static inline void activation_forward(real *h, const real *gu, int64_t n, int F, int swiglu,
@@ -67,15 +65,15 @@ activation_backward_kernel(real *dgu, const real *dh, const real *gu, int F) {
     int64_t at = (int64_t)blockIdx.x * (SWIGLU ? 2 : 1) * F;
     int i = row_column();
     if (i >= F) return;
-    Pack d = pack_load(dh + (int64_t)blockIdx.x * F + i), x = pack_load(gu + at + i), up = {};
-    if (SWIGLU) up = pack_load(gu + at + F + i);
+    Floats d = floats_load(dh + (int64_t)blockIdx.x * F + i), x = floats_load(gu + at + i), up = {};
+    if (SWIGLU) up = floats_load(gu + at + F + i);
     for (int k = 0; k < PACK; k++) {
-        float d_k = to_float(d.v[k]), x_k = to_float(x.v[k]), up_k = SWIGLU ? to_float(up.v[k]) : 1;
-        x.v[k] = to_real(d_k * up_k * activation_slope<SWIGLU>(x_k));
-        up.v[k] = to_real(d_k * activation<SWIGLU>(x_k));
+        float d_k = d.v[k], x_k = x.v[k], up_k = SWIGLU ? up.v[k] : 1;
+        x.v[k] = d_k * up_k * activation_slope<SWIGLU>(x_k);
+        up.v[k] = d_k * activation<SWIGLU>(x_k);
     }
-    pack_store(dgu + at + i, x);
-    if (SWIGLU) pack_store(dgu + at + F + i, up);
+    floats_store(dgu + at + i, x);
+    if (SWIGLU) floats_store(dgu + at + F + i, up);
 }
 
 // SETs dgu, which has the shape of gu and may be gu itself.

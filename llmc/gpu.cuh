@@ -117,17 +117,17 @@ template <typename T> __device__ void words_store(void *p, const T &x) {
     __stwb(static_cast<Words<T> *>(p), words);
 }
 
-// 16 bytes of the storage type. Rows of all matrices begin at multiples of 16 bytes
-// (refuse_model in train_gpt.cu refuses other sizes).
+// 16 bytes of the storage type, in bf16 half the registers of Floats. Rows of all matrices begin at
+// multiples of 16 bytes (refuse_model in train_gpt.cu refuses other sizes).
 struct alignas(16) Pack {
-    real v[PACK];
+    uint32_t v[4];
 };
 __device__ inline Pack pack_load(const real *p) { return words_load<Pack>(p); }
 __device__ inline void pack_store(real *p, const Pack &x) { words_store(p, x); }
 
 // A pack as floats, to compute with: sums, products and multiples by element. Loops over a pack
 // have a constant length, so they unroll and the values stay in registers.
-struct Floats {
+struct alignas(16) Floats {
     float v[PACK];
 };
 __device__ inline Floats operator+(Floats x, const Floats &y) {
@@ -141,6 +141,11 @@ __device__ inline Floats operator*(Floats x, const Floats &y) {
 __device__ inline Floats operator*(float a, Floats x) {
     for (int k = 0; k < PACK; k++) x.v[k] *= a;
     return x;
+}
+
+// The sums of a pack's columns in a row of floats, to be copied as a whole: 16 bytes at a time.
+__device__ inline Floats *sums_at(wide *rows, int64_t row, int width, int column) {
+    return reinterpret_cast<Floats *>(rows + row * width + column);
 }
 
 // Four neighbours in an array of floats, also 16 bytes.
@@ -161,7 +166,9 @@ __host__ __device__ inline real to_real(float x) { return real(x); }
 
 __device__ inline Floats pack_floats(const Pack &x) {
     Floats y;
-    for (int k = 0; k < PACK; k++) y.v[k] = to_float(x.v[k]);
+    real own[PACK];
+    memcpy((void *)own, &x, sizeof own);
+    for (int k = 0; k < PACK; k++) y.v[k] = to_float(own[k]);
     return y;
 }
 
@@ -169,10 +176,10 @@ __device__ inline Floats pack_floats(const Pack &x) {
 __device__ inline Pack pack_round(const Floats &x) {
     Pack y;
     for (int k = 0; k < PACK; k += 2) {
-        if constexpr (sizeof(real) == sizeof(float)) y.v[k] = x.v[k], y.v[k + 1] = x.v[k + 1];
+        if constexpr (sizeof(real) == sizeof(float)) memcpy(&y.v[k], &x.v[k], 8);
         else {
             __nv_bfloat162 two = __floats2bfloat162_rn(x.v[k], x.v[k + 1]);
-            y.v[k] = two.x, y.v[k + 1] = two.y;
+            memcpy(&y.v[k / 2], &two, 4);
         }
     }
     return y;
@@ -248,6 +255,12 @@ static inline dim3 row_grid(int64_t n, int width) {
 static __device__ inline int row_column(void) {
     return (blockIdx.y * blockDim.x + threadIdx.x) * PACK;
 }
+
+// The number of this thread in a grid along x, and the number of all of them.
+static __device__ inline int64_t grid_thread(void) {
+    return (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+}
+static __device__ inline int64_t grid_threads(void) { return (int64_t)gridDim.x * blockDim.x; }
 
 // ---------------------------------------------------------------------------------------- context
 

@@ -37,8 +37,7 @@ static constexpr float SAME_VALUE = 0.1f;
 
 // Numbers from -2 to 2, by a hash of their place.
 static __global__ void fill_kernel(real *x, int64_t n) {
-    for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < n;
-         i += (int64_t)gridDim.x * blockDim.x)
+    for (int64_t i = grid_thread(); i < n; i += grid_threads())
         x[i] = to_real((float)(rand_at(0, i) >> 40) * 0x1p-22f - 2);
 }
 
@@ -50,8 +49,7 @@ static inline void fill_random(real *x, int64_t n, Gpu *gpu) {
 template <typename T>
 __global__ void compare_kernel(Four *sums, const T *x, const T *y, int64_t n, float size) {
     float apart = 0, square = 0, far = 0;
-    for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < n;
-         i += (int64_t)gridDim.x * blockDim.x) {
+    for (int64_t i = grid_thread(); i < n; i += grid_threads()) {
         float a = to_float(x[i]), b = to_float(y[i]);
         apart += (a - b) * (a - b);
         square += b * b;

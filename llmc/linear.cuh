@@ -47,7 +47,6 @@
 //   LM head 6.41 (1.58)               each three times: forward, dx, dW
 #pragma once
 #include <cublasLt.h>
-#include <math.h>
 #include "ffn.cuh"
 #include "norm.cuh"
 #include "run/json.h"
@@ -126,16 +125,9 @@ struct Matmul {
     const void *bias = nullptr, *aux = nullptr;    // aux: pre
 };
 
-// The numbers of a key that every plan's text has; batch and epilogue are written apart. A type of
-// its own, as g++ warns of the parentheses that nvcc puts around a pointer to a member.
-typedef int64_t PlanKey::*PlanNumber;
-static const struct {
-    const char *name;
-    PlanNumber at;
-} KEY_FIELDS[] = {{"m", &PlanKey::m},   {"n", &PlanKey::n},
-                  {"k", &PlanKey::k},   {"ta", &PlanKey::ta},
-                  {"tb", &PlanKey::tb}, {"wide_out", &PlanKey::wide_out},
-                  {"add", &PlanKey::add}};
+// The numbers of a key that every plan's text has; batch and epilogue are written apart.
+#define KEY_FIELDS(FIELD) \
+FIELD(m) FIELD(n) FIELD(k) FIELD(ta) FIELD(tb) FIELD(wide_out) FIELD(add)
 
 // What follows a product in the same kernel.
 enum Epilogue { PLAIN, BIAS, GELU, GELU_BIAS, GELU_BACKWARD, EPILOGUE_COUNT };
@@ -381,8 +373,9 @@ static inline char *plans_text(const Plans *plans) {
         const unsigned char *algo = (const unsigned char *)&p->algo;
         if (!p->keep) continue;
         fprintf(f, "%s{", separator);
-        for (auto field : KEY_FIELDS)
-            fprintf(f, "\"%s\": %lld, ", field.name, (long long)(p->key.*field.at));
+#define WRITE_FIELD(name) fprintf(f, "\"" #name "\": %lld, ", (long long)p->key.name);
+        KEY_FIELDS(WRITE_FIELD)
+#undef WRITE_FIELD
         if (p->key.batch > 1) fprintf(f, "\"batch\": %lld, ", (long long)p->key.batch);
         fprintf(f, "\"epilogue\": \"%s\", \"algo\": \"", EPILOGUES[p->key.epilogue].name);
         for (size_t byte = 0; p->found && byte < sizeof p->algo; byte++)
@@ -405,7 +398,9 @@ static inline void plan_read(Plans *plans, const Json *entry, const char *path) 
           "%s: \"epilogue\": \"%s\" is not known\n  -> use another checkpoint", path, epilogue);
     PlanKey key = {};
     key.epilogue = e;
-    for (auto field : KEY_FIELDS) key.*field.at = json_get_int(entry, field.name, path);
+#define READ_FIELD(name) key.name = json_get_int(entry, #name, path);
+    KEY_FIELDS(READ_FIELD)
+#undef READ_FIELD
     if (json_get(entry, "batch")) key.batch = json_get_int(entry, "batch", path);
     CHECK(!plan_find(plans, &key),
           "%s: the same product twice\n  -> use another checkpoint", path);
@@ -532,7 +527,7 @@ column_sums_kernel(float *partial, const real *dy, int64_t n, int out, int64_t r
     int64_t first = blockIdx.x * rows, end = min(first + rows, n);
     Floats sum = {};
     for (int64_t i = first; i < end; i++) sum = sum + floats_load(dy + i * out + j);
-    for (int k = 0; k < PACK; k++) partial[(int64_t)blockIdx.x * out + j + k] = sum.v[k];
+    *sums_at(partial, blockIdx.x, out, j) = sum;
 }
 
 enum { COLUMN_SPLITS = 256 };  // at most so many splits of the rows for a bias's gradient

@@ -77,14 +77,14 @@ __device__ Softmax softmax_row(real *kept, const real *z, const Logits &f) {
     int step = blockDim.x * PACK;
     z += threadIdx.x * PACK;
     for (int j = threadIdx.x * PACK; j < f.Vp;) {
-        Bits x[CLASSIFIER_LOADS];
+        Pack x[CLASSIFIER_LOADS];
         UNROLL for (int l = 0; l < CLASSIFIER_LOADS; l++)
-            if (j + l * step < f.Vp) x[l] = words_load<Bits>(z + l * step);
+            if (j + l * step < f.Vp) x[l] = words_load<Pack>(z + l * step);
         UNROLL for (int l = 0; l < CLASSIFIER_LOADS && j < f.Vp; l++, j += step, z += step) {
-            Floats logits = bits_floats(x[l]);
+            Floats logits = pack_floats(x[l]);
             if constexpr (GAINED) logits = gain_load(f.gain, j) * logits;
             s = softmax_add(s, logits, j, f.V);
-            if (GRADIENT == GRADIENT_KEPT) *reinterpret_cast<Bits *>(kept + j) = x[l];
+            if (GRADIENT == GRADIENT_KEPT) *reinterpret_cast<Pack *>(kept + j) = x[l];
         }
     }
     return s;

@@ -25,6 +25,10 @@
 #include "gpu.cuh"
 
 #if defined(__CUDACC__)
+__device__ inline uint32_t shared_address(const void *p) {
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
 // volatile keeps the place of instructions that a whole warp executes together.
 __device__ inline void mma_bf16(float d[4], const uint32_t a[4], const uint32_t b[2]) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
@@ -35,7 +39,7 @@ __device__ inline void mma_bf16(float d[4], const uint32_t a[4], const uint32_t 
 
 // r[i] = piece i, or its transpose. row: this lane's address, 16-byte aligned.
 template <bool TRANSPOSED> __device__ void ldmatrix(uint32_t r[4], const __nv_bfloat16 *row) {
-    uint32_t address = (uint32_t)__cvta_generic_to_shared(row);
+    uint32_t address = shared_address(row);
     if constexpr (TRANSPOSED) {
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                      : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -52,8 +56,8 @@ template <bool TRANSPOSED> __device__ void ldmatrix(uint32_t r[4], const __nv_bf
 // threads after a barrier that follows. Until then nobody may touch the destination.
 __device__ inline void copy_async(void *to, const void *from, bool present) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                 :: "r"((uint32_t)__cvta_generic_to_shared(to)),
-                    "l"(__cvta_generic_to_global(from)), "r"(present ? 16 : 0) : "memory");
+                 :: "r"(shared_address(to)), "l"(__cvta_generic_to_global(from)),
+                    "r"(present ? 16 : 0) : "memory");
 }
 
 // Puts the copies started since the last copy_commit into one group.

@@ -70,8 +70,8 @@ static __host__ __device__ inline int router_chunks(const Router &r) {
     return CEIL_DIV(r.T, ROUTER_CHUNK);
 }
 // Floats of scratch that a router needs.
-static inline size_t router_scratch(const Router &r) {
-    return 2 * (size_t)r.B * router_chunks(r) * r.E;
+static inline size_t router_scratch(int B, int T, int E) {
+    return 2 * (size_t)B * CEIL_DIV(T, ROUTER_CHUNK) * E;
 }
 
 static __device__ inline float router_score(float z, float lse, int kind) {
@@ -225,8 +225,8 @@ static inline void router_forward(Router r, Gpu *gpu) {
     int blocks = r.B * router_chunks(r);
     size_t shared = ROUTER_WARPS * r.E * (sizeof(uint64_t) + sizeof(int) + sizeof(float));
     int bound = row_tiles((int64_t)r.B * r.T * r.K, r.E);
-    r.p = scratch_for<float>(router_scratch(r), gpu);
-    r.chosen = (int *)(r.p + router_scratch(r) / 2);
+    r.p = scratch_for<float>(router_scratch(r.B, r.T, r.E), gpu);
+    r.chosen = (int *)(r.p + (int64_t)blocks * r.E);
     LAUNCH(router_forward_kernel, blocks, ROUTER_THREADS, shared, gpu->stream, r);
     LAUNCH(router_plan_kernel, 1, threads_for(r.B * r.E, PLAN_THREADS),
            2 * (r.E + 1) * sizeof(int), gpu->stream, r, bound);
@@ -652,7 +652,7 @@ static __device__ inline void dw_store(const Grouped &f, const Tile &t, const Su
             UNROLL for (int n = 0; n < WARP_COLUMNS / 8; n++) {
                 int x = column + 8 * n + 2 * (lane % 4);
                 if (x >= t.column_end) continue;
-                const float *sum = &sums.v[s][n][2 * i];
+                const float *sum = &sums.v[s][4 * n + 2 * i];
                 float2 *at = (float2 *)(to + x), was = {};
                 if (f.e.to_dw == ADD) was = *at;
                 *at = float2{was.x + f.e.c * sum[0], was.y + f.e.c * sum[1]};

@@ -31,18 +31,8 @@ static const float MUON_A = 3.4445f, MUON_B = -4.7750f, MUON_C = 2.0315f;  // Jo
 struct MuonTensor {
     UpdateEntry e;
     int count, rows, cols;
+    real *x;                   // scratch of layout_muon_scratch elements: x, y, s and p
 };
-
-// Scratch of layout_muon_scratch elements.
-struct MuonScratch {
-    real *x, *y, *s, *p;
-};
-
-static inline MuonScratch muon_scratch(real *base, const MuonTensor &m) {
-    int64_t size = (int64_t)m.count * m.rows * m.cols, k = min(m.rows, m.cols);
-    real *s = base + 2 * size;
-    return {base, base + size, s, s + m.count * k * k};
-}
 
 // Four values of u; m are those of the momentum, with this gradient.
 __device__ inline Four muon_nesterov(const Four &m, const Four &d, float mu, float clip_factor) {
@@ -60,8 +50,8 @@ muon_momentum_kernel(double *partial, Arenas t, UpdateEntry e, int64_t size,
                      const UpdateState *state, float mu) {
     double sum = 0;
     float clip_factor = state->clip_factor;
-    int64_t first = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, base = blockIdx.y * size;
-    for (int64_t i = first * FOUR; i < size; i += (int64_t)gridDim.x * blockDim.x * FOUR) {
+    int64_t base = blockIdx.y * size;
+    for (int64_t i = grid_thread() * FOUR; i < size; i += grid_threads() * FOUR) {
         float *own = t.m + e.state + base + i;
         Four m = four_load(own), d = four_load(t.d + e.offset + base + i);
         if (ADVANCE) {
@@ -84,8 +74,8 @@ muon_start_kernel(real *x, const double *partial, Arenas t, UpdateEntry e, int64
     double piece = (int)threadIdx.x < pieces ? partial[blockIdx.y * pieces + threadIdx.x] : 0;
     float inverse = (float)(1 / fmax(sqrt(block_sum(piece)), 1e-7));
     float clip_factor = state->clip_factor;
-    int64_t first = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, base = blockIdx.y * size;
-    for (int64_t i = first * FOUR; i < size; i += (int64_t)gridDim.x * blockDim.x * FOUR) {
+    int64_t base = blockIdx.y * size;
+    for (int64_t i = grid_thread() * FOUR; i < size; i += grid_threads() * FOUR) {
         Four m = four_load(t.m + e.state + base + i), d = four_load(t.d + e.offset + base + i);
         Four u = muon_nesterov(m, d, mu, clip_factor);
         RealFour out;
@@ -98,7 +88,7 @@ muon_start_kernel(real *x, const double *partial, Arenas t, UpdateEntry e, int64
 static __global__ void __launch_bounds__(UPDATE_THREADS)
 muon_apply_kernel(Arenas t, UpdateEntry e, const real *x, const UpdateState *state,
                   AdamWStep step) {
-    int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * FOUR;
+    int64_t i = grid_thread() * FOUR;
     if (i >= e.size || !state->applied) return;
     Four w = four_load(master_of(t, e) + i), direction = reals_load(x + i);
     for (int k = 0; k < FOUR; k++)
@@ -106,43 +96,43 @@ muon_apply_kernel(Arenas t, UpdateEntry e, const real *x, const UpdateState *sta
     master_store(t, e, i, w, step);
 }
 
-// The iteration, from x in scratch. Returns the last x, in scratch.
-static inline const real *muon_iterate(const MuonTensor &m, MuonScratch f, Gpu *gpu) {
+// The iteration, from m.x. Returns the last x, in scratch.
+static inline const real *muon_iterate(const MuonTensor &m, Gpu *gpu) {
     bool tall = m.rows > m.cols;
-    int64_t k = min(m.rows, m.cols), across = max(m.rows, m.cols);
+    int64_t k = min(m.rows, m.cols), across = max(m.rows, m.cols), size = m.count * k * across;
+    real *x = m.x, *y = x + size, *s = y + size, *p = s + m.count * k * k;
     PlanKey square = {k, k, across, !tall, tall}, power = {k, k, k, 1, 0};
     PlanKey last = {m.cols, m.rows, k, 0, 0};
     square.batch = power.batch = last.batch = m.count;
     for (int i = 0; i < MUON_ITERATIONS; i++) {
-        matmul({square, f.x, f.x, nullptr, f.s, 1, 0}, PLAIN, gpu);       // s = x x^T or x^T x
-        matmul({power, f.s, f.s, f.s, f.p, MUON_C, MUON_B}, PLAIN, gpu);  // p = b s + c s s
-        const real *left = tall ? f.p : f.x, *right = tall ? f.x : f.p;
-        matmul({last, left, right, f.x, f.y, 1, MUON_A}, PLAIN, gpu);     // a x + p x or x p
-        real *y = f.y;
-        f.y = f.x;
-        f.x = y;
+        matmul({square, x, x, nullptr, s, 1, 0}, PLAIN, gpu);      // s = x x^T or x^T x
+        matmul({power, s, s, s, p, MUON_C, MUON_B}, PLAIN, gpu);   // p = b s + c s s
+        const real *left = tall ? p : x, *right = tall ? x : p;
+        matmul({last, left, right, x, y, 1, MUON_A}, PLAIN, gpu);  // a x + p x or x p
+        real *next = y;
+        y = x;
+        x = next;
     }
-    return f.x;
+    return x;
 }
 
 // The direction x of a tensor's matrices, in scratch. advance: as for the kernel.
-static inline const real *muon_direction(const MuonTensor &m, MuonScratch f, Arenas t,
-                                         const UpdateState *state, float mu, bool advance,
-                                         Gpu *gpu) {
+static inline const real *muon_direction(const MuonTensor &m, Arenas t, const UpdateState *state,
+                                         float mu, bool advance, Gpu *gpu) {
     int64_t size = (int64_t)m.rows * m.cols;
     dim3 grid(square_pieces(size, FOUR, MUON_PIECES), m.count);
     double *partial = scratch_for<double>((size_t)grid.x * grid.y, gpu);
     LAUNCH(advance ? muon_momentum_kernel<true> : muon_momentum_kernel<false>, grid, UPDATE_THREADS,
            0, gpu->stream, partial, t, m.e, size, state, mu);
-    LAUNCH(muon_start_kernel, grid, UPDATE_THREADS, 0, gpu->stream, f.x, partial, t, m.e, size,
+    LAUNCH(muon_start_kernel, grid, UPDATE_THREADS, 0, gpu->stream, m.x, partial, t, m.e, size,
            state, mu);
-    return muon_iterate(m, f, gpu);
+    return muon_iterate(m, gpu);
 }
 
 // One step of the tensor, after adamw_apply has decided about it.
-static inline void muon_apply(const MuonTensor &m, MuonScratch f, Arenas t,
-                              const UpdateState *state, AdamWStep step, float mu, Gpu *gpu) {
-    const real *x = muon_direction(m, f, t, state, mu, true, gpu);
+static inline void muon_apply(const MuonTensor &m, Arenas t, const UpdateState *state,
+                              AdamWStep step, float mu, Gpu *gpu) {
+    const real *x = muon_direction(m, t, state, mu, true, gpu);
     LAUNCH(muon_apply_kernel, CEIL_DIV(m.e.size, UPDATE_THREADS * FOUR), UPDATE_THREADS, 0,
            gpu->stream, t, m.e, x, state, step);
 }

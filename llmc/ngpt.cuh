@@ -49,13 +49,13 @@ interpolate_forward_kernel(real *z, const real *y, const real *skip, Interpolati
     int64_t row = (int64_t)blockIdx.x * TEAM::TEAMS + threadIdx.x / TEAM::THREADS, at = row * C;
     float slope = alpha_slope(C), unit = (float)f.out.site.scale;
     Floats x[N];
-    Bits other[N];
+    Pack other[N];
     line_columns<TEAM>(column, row < f.out.n ? C : 0);
     line_load(x, y + at, column);
-    bits_line(other, skip + at, column);
+    pack_line(other, skip + at, column);
     Moments m = line_moments<TEAM>(x, column, C, false, f.out.eps);
     UNROLL for (int i = 0; i < N; i++) {
-        Floats p = floats_load(f.p, column[i]), skip_i = bits_floats(other[i]);
+        Floats p = floats_load(f.p, column[i]), skip_i = pack_floats(other[i]);
         for (int k = 0; k < PACK; k++) {
             float alpha = slope * fabsf(p.v[k]);
             x[i].v[k] = skip_i.v[k] + alpha * (unit * m.rstd * x[i].v[k] - skip_i.v[k]);
@@ -85,21 +85,21 @@ struct InterpolationArrays {
 
 // ds = L2'(dz; s), in the registers of dz. xhat of s is z / unit.
 template <typename TEAM, int N>
-__device__ void interpolate_ds(Bits (&ds)[N], Bits (&z)[N], float rstd, float unit, int C) {
+__device__ void interpolate_ds(Pack (&ds)[N], Pack (&z)[N], float rstd, float unit, int C) {
     float dot = 0;  // of u and xhat
     UNROLL for (int i = 0; i < N; i++) {
-        Floats dz_i = bits_floats(ds[i]), z_i = bits_floats(z[i]);
+        Floats dz_i = pack_floats(ds[i]), z_i = pack_floats(z[i]);
         for (int k = 0; k < PACK; k++) dot += dz_i.v[k] * z_i.v[k];
     }
     float mean = team_sum<TEAM>(dot) / C;
     unpack_again(ds);
     unpack_again(z);
     UNROLL for (int i = 0; i < N; i++) {
-        Floats d = bits_floats(ds[i]), z_i = bits_floats(z[i]);
+        Floats d = pack_floats(ds[i]), z_i = pack_floats(z[i]);
         for (int k = 0; k < PACK; k++) {
             d.v[k] = rstd * (unit * d.v[k] - z_i.v[k] / unit * mean);
         }
-        ds[i] = bits_round(d);
+        ds[i] = pack_round(d);
     }
 }
 
@@ -113,19 +113,19 @@ interpolate_backward_kernel(InterpolationArrays a, Interpolation f, float *parti
     GainSums sums = gains_begin<TEAM, N>(false);
     each_line<TEAM>({f.out.n, 1, C, nullptr}, [&](int64_t row, int width) {
         int64_t at = row * C;
-        Bits ds[N], z[N], y[N];
+        Pack ds[N], z[N], y[N];
         line_columns<TEAM>(column, width);
-        bits_line(ds, a.dz + at, column);
-        bits_line(z, a.z + at, column);
+        pack_line(ds, a.dz + at, column);
+        pack_line(z, a.z + at, column);
         constexpr bool LATE = TEAM::THREADS > 256;  // few registers: load y after ds
-        if (!LATE) bits_line(y, a.y + at, column);
+        if (!LATE) pack_line(y, a.y + at, column);
         float rstd_s = column[0] >= 0 ? f.post.rstd[row] : 0;
         float rstd_y = column[0] >= 0 ? f.out.rstd[row] : 0;
         interpolate_ds<TEAM>(ds, z, rstd_s, unit, C);  // from here on ds, not dz
-        if (LATE) bits_line(y, a.y + at, column);
+        if (LATE) pack_line(y, a.y + at, column);
         float dot = 0;  // of u = alpha ds / sqrt(C) and xhat of y
         UNROLL for (int i = 0; i < N; i++) {
-            Floats d = bits_floats(ds[i]), y_i = bits_floats(y[i]);
+            Floats d = pack_floats(ds[i]), y_i = pack_floats(y[i]);
             Floats p = floats_load(f.p, column[i]);
             for (int k = 0; k < PACK; k++) {
                 dot += unit * slope * fabsf(p.v[k]) * d.v[k] * (y_i.v[k] * rstd_y);
@@ -136,7 +136,7 @@ interpolate_backward_kernel(InterpolationArrays a, Interpolation f, float *parti
         unpack_again(y);
         UNROLL for (int i = 0; i < N; i++) {
             if (column[i] < 0) continue;
-            Floats d = bits_floats(ds[i]), y_i = bits_floats(y[i]);
+            Floats d = pack_floats(ds[i]), y_i = pack_floats(y[i]);
             Floats p = floats_load(f.p, column[i]), skip = floats_load(a.skip + at, column[i]);
             Floats dy, dskip;
             for (int q = 0; q < SUMS; q++) {
@@ -208,21 +208,21 @@ __device__ void gain_columns(real *to, const real *from, const real *x, const No
     end = min(first + rows, end);
     Floats g = gain_load(gain, j), sum = {};
     for (int64_t i = first; i < end; i += GAIN_LOADS) {
-        Bits load[GAIN_LOADS], load_x[GAIN_LOADS];
+        Pack load[GAIN_LOADS], load_x[GAIN_LOADS];
         UNROLL for (int l = 0; l < GAIN_LOADS; l++) {
-            load[l] = bits_load(i + l < end ? from + (i + l) * width : nullptr, j);
-            load_x[l] = bits_load(x && i + l < end ? x + (i + l) * width : nullptr, j);
+            load[l] = pack_load(i + l < end ? from + (i + l) * width : nullptr, j);
+            load_x[l] = pack_load(x && i + l < end ? x + (i + l) * width : nullptr, j);
         }
         UNROLL for (int l = 0; l < GAIN_LOADS; l++) {
             if (i + l >= end) break;
-            Floats v = bits_floats(load[l]);
-            use(i + l, j, v, bits_floats(load_x[l]), g, sum);
+            Floats v = pack_floats(load[l]);
+            use(i + l, j, v, pack_floats(load_x[l]), g, sum);
             floats_store(to + (i + l) * width + j, v);
         }
     }
     if (!partial) return;
-    partial += (blockIdx.y * (int64_t)gridDim.z + blockIdx.z) * width + j;
-    for (int k = 0; k < PACK; k++) partial[k] = factor * (float)gain.site.scale * sum.v[k];
+    int64_t row = blockIdx.y * (int64_t)gridDim.z + blockIdx.z;
+    *sums_at(partial, row, width, j) = factor * (float)gain.site.scale * sum;
 }
 
 // to = g from, for y = g x as for dx = g dy. Backward also needs the sums of dy x; forward has

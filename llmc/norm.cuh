@@ -147,9 +147,6 @@ template <typename TEAM> __device__ float team_sum(float x) {
 // none. Packs without a place hold zeros. A team without a line (width 0) has no columns: it takes
 // part in the sums, and reads and writes nothing.
 
-// A pack, kept packed: in bf16 half the registers of Floats.
-struct alignas(16) Bits { uint32_t v[4]; };
-
 template <typename TEAM> __device__ void line_columns(int (&column)[TEAM::PACKS], int width) {
     UNROLL for (int i = 0; i < TEAM::PACKS; i++) {
         int c = (i * TEAM::THREADS + threadIdx.x % TEAM::THREADS) * PACK;
@@ -158,29 +155,16 @@ template <typename TEAM> __device__ void line_columns(int (&column)[TEAM::PACKS]
 }
 
 // The pack at this column; zeros for column -1, or if from is nullptr.
-__device__ inline Bits bits_load(const real *from, int column) {
-    return from && column >= 0 ? words_load<Bits>(from + column) : Bits{};
+__device__ inline Pack pack_load(const real *from, int column) {
+    return from && column >= 0 ? pack_load(from + column) : Pack{};
 }
 
-template <int N> __device__ void bits_line(Bits (&x)[N], const real *from, const int (&column)[N]) {
-    UNROLL for (int i = 0; i < N; i++) x[i] = bits_load(from, column[i]);
-}
-
-__device__ inline Bits bits_round(const Floats &x) {
-    Bits y;
-    Pack pack = pack_round(x);
-    memcpy(&y, &pack, sizeof pack);
-    return y;
-}
-
-__device__ inline Floats bits_floats(const Bits &x) {
-    Pack pack;
-    memcpy(&pack, &x, sizeof pack);
-    return pack_floats(pack);
+template <int N> __device__ void pack_line(Pack (&x)[N], const real *from, const int (&column)[N]) {
+    UNROLL for (int i = 0; i < N; i++) x[i] = pack_load(from, column[i]);
 }
 
 __device__ inline Floats floats_load(const real *from, int column) {
-    return bits_floats(bits_load(from, column));
+    return pack_floats(pack_load(from, column));
 }
 
 template <int N>
@@ -285,7 +269,7 @@ add_norm_forward_kernel(AddNorm f, Norm out, Norm next, Lines lines) {
 // out[i] = a x[i] + b y[i]
 static __global__ void __launch_bounds__(256)
 scale_add_kernel(real *out, const real *x, float a, const real *y, float b, int64_t packs) {
-    int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    int64_t at = grid_thread();
     if (at >= packs) return;
     at *= PACK;
     floats_store(out + at, a * floats_load(x + at) + b * floats_load(y + at));
@@ -444,11 +428,11 @@ struct Slopes { float u, ux; };  // means of u and of u * xhat over the line, u 
 
 // The gain is multiplied by scale.
 template <typename TEAM, int N>
-__device__ Slopes line_slopes(const Bits (&dy)[N], const Bits (&x)[N], const Bits (&gain)[N],
+__device__ Slopes line_slopes(const Pack (&dy)[N], const Pack (&x)[N], const Pack (&gain)[N],
                               Moments m, int width, bool centered, float scale = 1) {
     float u = 0, ux = 0;
     UNROLL for (int i = 0; i < N; i++) {
-        Floats dy_i = bits_floats(dy[i]), x_i = bits_floats(x[i]), gain_i = bits_floats(gain[i]);
+        Floats dy_i = pack_floats(dy[i]), x_i = pack_floats(x[i]), gain_i = pack_floats(gain[i]);
         for (int k = 0; k < PACK; k++) {
             float u_k = scale * gain_i.v[k] * dy_i.v[k];
             u += u_k;
@@ -460,16 +444,16 @@ __device__ Slopes line_slopes(const Bits (&dy)[N], const Bits (&x)[N], const Bit
 
 // Makes the compiler unpack x again after the team's sum, instead of keeping its floats, which take
 // twice the registers, during the sum.
-template <int N> __device__ void unpack_again(Bits (&x)[N]) {
+template <int N> __device__ void unpack_again(Pack (&x)[N]) {
     UNROLL for (int i = 0; i < N; i++)
         for (int k = 0; k < 4; k++) asm volatile("" : "+r"(x[i].v[k]));
 }
 
 // N'(dy; x) of pack i. Adds the pack's terms to the sums for gain, bias and alpha.
 template <typename TEAM, bool TANH>
-__device__ Floats pack_slope(GainSums &sums, int i, const Bits &dy_i, const Bits &x_i,
-                             const Bits &gain_i, Moments m, Slopes s, float scale = 1) {
-    Floats dy = bits_floats(dy_i), x = bits_floats(x_i), gain = bits_floats(gain_i), dx;
+__device__ Floats pack_slope(GainSums &sums, int i, const Pack &dy_i, const Pack &x_i,
+                             const Pack &gain_i, Moments m, Slopes s, float scale = 1) {
+    Floats dy = pack_floats(dy_i), x = pack_floats(x_i), gain = pack_floats(gain_i), dx;
     for (int q = 0; q < SUMS; q++) {
         int at = (i * SUMS + q) * TEAM::BLOCK;
         Four dw = sums.w[at], db = sums.b ? sums.b[at] : Four{};
@@ -505,18 +489,18 @@ norm_backward_kernel(NormBackward f, Norm norm, Lines lines, float *partial) {
     GainSums sums = gains_begin<TEAM, N>(norm.b != nullptr);
     each_line<TEAM>(lines, [&](int64_t line, int own_width) {
         int64_t at = line * width;
-        Bits dy[N], x[N], gain[N], add[N], other[N];
+        Pack dy[N], x[N], gain[N], add[N], other[N];
         auto load = [&](int first) {
             UNROLL for (int j = first; j < N && j < first + BATCH; j++) {
-                if (BATCH < N) gain[j] = bits_load(w, column[j]);  // again, not kept
-                add[j] = bits_load(f.add ? f.add + at : nullptr, column[j]);
-                other[j] = bits_load(f.other ? f.other + at : nullptr, column[j]);
+                if (BATCH < N) gain[j] = pack_load(w, column[j]);  // again, not kept
+                add[j] = pack_load(f.add ? f.add + at : nullptr, column[j]);
+                other[j] = pack_load(f.other ? f.other + at : nullptr, column[j]);
             }
         };
         line_columns<TEAM>(column, own_width);
-        bits_line(dy, f.dy + at, column);
-        bits_line(x, f.x + at, column);
-        bits_line(gain, w, column);
+        pack_line(dy, f.dy + at, column);
+        pack_line(x, f.x + at, column);
+        pack_line(gain, w, column);
         if (BATCH == N) load(0);
         Moments m = line_kept<TANH>(norm, line, column);
         Slopes s = {};
@@ -530,10 +514,10 @@ norm_backward_kernel(NormBackward f, Norm norm, Lines lines, float *partial) {
             if (BATCH < N && i % BATCH == 0) load(i);
             if (column[i] < 0) continue;
             Floats dx = pack_slope<TEAM, TANH>(sums, i, dy[i], x[i], gain[i], m, s);
-            dx = dx + f.a * bits_floats(add[i]);
+            dx = dx + f.a * pack_floats(add[i]);
             floats_store(f.dx + at + column[i], dx);
             if (!f.sum) continue;
-            floats_store(f.sum + at + column[i], f.b * dx + f.c * bits_floats(other[i]));
+            floats_store(f.sum + at + column[i], f.b * dx + f.c * pack_floats(other[i]));
         }
     });
     line_columns<TEAM>(column, width);

@@ -38,7 +38,6 @@
 // their gradients again: 0.017 ms for n = 32768, NH = 16, QK = 192, R = 64. The table of angles
 // comes from the caches: the heads of a row, neighbors in a block, share its 8 R / 2 bytes.
 #pragma once
-#include <math.h>
 #include "norm.cuh"
 
 struct QkvShape {
@@ -215,12 +214,12 @@ __device__ real *pack_at(const PartPlace &p, const QkvPart &part, PartLine line,
 }
 
 template <bool LATENT, int N>
-__device__ void part_load(Bits (&x)[N], const PartPlace &p, const QkvPart &part, PartLine line,
+__device__ void part_load(Pack (&x)[N], const PartPlace &p, const QkvPart &part, PartLine line,
                           const Pairs<N> &pairs) {
     UNROLL for (int i = 0; i < N; i++)
         x[i] = pairs.column[i] < 0
-                   ? Bits{}
-                   : words_load<Bits>(pack_at<LATENT>(p, part, line, pairs, i));
+                   ? Pack{}
+                   : words_load<Pack>(pack_at<LATENT>(p, part, line, pairs, i));
 }
 
 template <bool LATENT, int N>
@@ -265,11 +264,11 @@ qkv_forward_kernel(QkvParts parts) {
     PartLine line = part_line(first + threadIdx.x / TEAM::THREADS, part.groups, parts.T);
     PartLine step = part_line(stride, part.groups, parts.T);
     for (; first < parts.n * part.groups; first += stride) {
-        Bits raw[N];
+        Pack raw[N];
         Floats x[N];
         UNROLL for (int &at : pairs.column) if (line.row >= parts.n) at = -1;
         part_load<LATENT>(raw, part.raw, part, line, pairs);
-        UNROLL for (int i = 0; i < N; i++) x[i] = bits_floats(raw[i]);
+        UNROLL for (int i = 0; i < N; i++) x[i] = pack_floats(raw[i]);
         if (UNIT) line_rotate<LATENT>(x, pairs, parts, part, line.t, 1);
         if (part.norm.site.on) {
             int64_t number = (int64_t)line.row * part.groups + line.group;
@@ -300,7 +299,7 @@ static constexpr int qkv_backward_blocks(int packs, bool unit) {
     return packs == 2 && !unit ? 2 : 1;
 }
 
-// A rotation's result is rounded to `real` for the norm, because registers hold it as Bits: the
+// A rotation's result is rounded to `real` for the norm, because registers hold it as Pack: the
 // gradient rotated back; for UNIT the rotated input of the norm, which forward does not round.
 template <typename TEAM, int KIND, bool LATENT>
 __global__ void __launch_bounds__(TEAM::BLOCK, qkv_backward_blocks(TEAM::PACKS, KIND == L2))
@@ -324,15 +323,15 @@ qkv_backward_kernel(QkvParts parts) {
     for (; first < parts.n * groups;
          first += stride, line = part_line_next(line, step, groups, parts.T)) {
         PartLine own = {line.row, line.t, line.group + set};
-        Bits dy[N], x[N], gain[N];
+        Pack dy[N], x[N], gain[N];
         Floats d[N];
         UNROLL for (int &at : pairs.column) if (line.row >= parts.n) at = -1;
         part_load<LATENT>(dy, part.d, part, own, pairs);
         if (on) part_load<LATENT>(x, part.raw, part, own, pairs);
-        bits_line(gain, on ? w : nullptr, column);
-        UNROLL for (int i = 0; i < N; i++) d[i] = bits_floats(UNIT ? x[i] : dy[i]);
+        pack_line(gain, on ? w : nullptr, column);
+        UNROLL for (int i = 0; i < N; i++) d[i] = pack_floats(UNIT ? x[i] : dy[i]);
         line_rotate<LATENT>(d, pairs, parts, part, line.t, UNIT ? 1 : -1);
-        UNROLL for (int i = 0; i < N; i++) (UNIT ? x[i] : dy[i]) = bits_round(d[i]);
+        UNROLL for (int i = 0; i < N; i++) (UNIT ? x[i] : dy[i]) = pack_round(d[i]);
         if (!on) {
             part_store<LATENT>(part.to, part, own, d, pairs);
             continue;

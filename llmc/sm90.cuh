@@ -42,22 +42,19 @@ enum Major { MAJOR_K, MAJOR_MN };  // rows of a tile run along the depth K, or a
 // shared arrays, so that it begins at a multiple of TILE_ALIGN.
 #if defined(__CUDACC__)
 #define SHARED_TILES(name) extern __shared__ __align__(TILE_ALIGN) unsigned char name[]
-__device__ inline uint32_t shared_address(const void *p) {
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
 #else
 #include "../dev/emu/sm90.h"
 #endif
 
 // Describes a matrix in shared memory to wgmma. The tile begins at `tile` and has the swizzle of
-// 128 bytes; from 8 of its rows to the next 8 there are `stride` bytes.
+// 128 bytes; from 8 of its rows to the next 8 there are 1024 bytes.
 //   MAJOR_K    rows of the tile are rows of A or columns of B. 16 columns on in the depth, `tile`
 //              is 32 bytes further.
 //   MAJOR_MN   rows of the tile are the depth; from 64 columns to the next 64 there are `lead`
 //              bytes. 16 rows on in the depth, `tile` is 2048 bytes further.
-__device__ inline uint64_t tile_descriptor(const void *tile, int stride = 1024, int lead = 16) {
+__device__ inline uint64_t tile_descriptor(const void *tile, int lead = 16) {
     return (uint64_t)(shared_address(tile) >> 4) | (uint64_t)(lead >> 4) << 16 |
-           (uint64_t)(stride >> 4) << 32 | 1ull << 62;
+           (uint64_t)(8 * TILE_ROW >> 4) << 32 | 1ull << 62;
 }
 
 // The number of this warpgroup in the block. The compiler then knows that a warp has one.
@@ -291,8 +288,9 @@ template <int COUNT> __device__ void registers_take(void) {
 // Barriers of a ring of stages: which is full, and which is empty again.
 struct RingBarriers { uint64_t *full, *empty; };
 
-// fillers: arrivals that fill a stage. One lane of each of `warps` warps empties it.
-template <int STAGES> __device__ void ring_init(RingBarriers r, int fillers, int warps) {
+// fillers: arrivals that fill a stage. One lane of each warp empties it, but for the producer's.
+template <int STAGES> __device__ void ring_init(RingBarriers r, int fillers) {
+    int warps = (blockDim.x - WARPGROUP) / WARP;
     for (int i = 0; i < STAGES; i++) {
         mbarrier_init(r.full + i, fillers);
         mbarrier_init(r.empty + i, warps);

@@ -76,18 +76,17 @@ template <bool INTERPOLATED>
 static __global__ void __launch_bounds__(SQUARES_THREADS, 2)
 layer_sums_kernel(LayerSums *partial, LayerTensors t) {
     LayerSums seen = {{}, -INFINITY};
-    int64_t first = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    int64_t step = (int64_t)gridDim.x * blockDim.x;
+    int64_t first = grid_thread(), step = grid_threads();
     for (int64_t i = first * PACK; i < t.size; i += step * PACK) {
-        Pack x = pack_load(t.x + i), s[2], skip[2];
+        Floats x = floats_load(t.x + i), s[2], skip[2];
         UNROLL for (int sub = 0; sub < 2; sub++) {
-            s[sub] = pack_load(t.s[sub] + i);
-            skip[sub] = pack_load(t.skip[sub] + i);
+            s[sub] = floats_load(t.s[sub] + i);
+            skip[sub] = floats_load(t.skip[sub] + i);
         }
-        for (int k = 0; k < PACK; k++) seen.squares[STREAM] += square(to_float(x.v[k]));
+        for (int k = 0; k < PACK; k++) seen.squares[STREAM] += square(x.v[k]);
         UNROLL for (int sub = 0; sub < 2; sub++)
             for (int k = 0; k < PACK; k++) {
-                float s_k = to_float(s[sub].v[k]), skip_k = to_float(skip[sub].v[k]);
+                float s_k = s[sub].v[k], skip_k = skip[sub].v[k];
                 float2 parts = sum_parts<INTERPOLATED>(t, sub, i + k, s_k, skip_k);
                 seen.squares[ATTN_BRANCH + 2 * sub] += square(parts.y);
                 seen.squares[ATTN_SKIP + 2 * sub] += square(parts.x);

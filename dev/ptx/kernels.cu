@@ -342,10 +342,9 @@ void set_muon(UpdateEntry *entry, double scale) { entry->scale = (float)scale; }
 void run_muon(real *scratch, const UpdateEntry *entry, UpdateState *state, Int count, Int rows,
               Int cols, double momentum, real *x, TensorStats *sums) {
     if (!context.plans) context.plans = plans_create(0);
-    MuonTensor m = {*entry, (int)count, (int)rows, (int)cols};
-    MuonScratch f = muon_scratch(scratch, m);
-    muon_apply(m, f, arenas, state, adamw_step, (float)momentum, gpu);
-    const real *last = muon_direction(m, f, arenas, state, (float)momentum, false, gpu);
+    MuonTensor m = {*entry, (int)count, (int)rows, (int)cols, scratch};
+    muon_apply(m, arenas, state, adamw_step, (float)momentum, gpu);
+    const real *last = muon_direction(m, arenas, state, (float)momentum, false, gpu);
     memcpy(x, last, m.e.size * sizeof(real));
     tensor_sums(sums, arenas, entry, adamw_step, gpu, last);
 }

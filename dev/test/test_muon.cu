@@ -70,7 +70,7 @@ static void toy_free(Toy *toy) {
 static AdamWStep toy_step(void) { return {0.9f, 0.95f, 1e-3f, 10, 20, 0, 0, 1, 0, 0}; }
 
 static MuonTensor toy_tensor(const Toy &toy, int k) {
-    return {toy.host[k], SHAPES[k].count, SHAPES[k].rows, SHAPES[k].cols};
+    return {toy.host[k], SHAPES[k].count, SHAPES[k].rows, SHAPES[k].cols, toy.scratch};
 }
 
 // One step of all tensors. clip_factor, applied: what decide_kernel would leave in the state.
@@ -82,8 +82,7 @@ static void toy_update(Toy &toy, float clip_factor, int applied) {
     for (int k = 0; k < TENSORS; k++) {
         MuonTensor m = toy_tensor(toy, k);
         if (!m.count) continue;
-        muon_apply(m, muon_scratch(toy.scratch, m), toy.t, toy.state, toy_step(), 0.9f,
-                   &toy.gpu);
+        muon_apply(m, toy.t, toy.state, toy_step(), 0.9f, &toy.gpu);
     }
 }
 
@@ -171,8 +170,7 @@ GPU_TEST(cuda_muon_again) {
     for (int k = 0; k < TENSORS; k++) {
         MuonTensor tensor = toy_tensor(toy, k);
         if (!tensor.count) continue;
-        MuonScratch scratch = muon_scratch(toy.scratch, tensor);
-        const real *x = muon_direction(tensor, scratch, toy.t, toy.state, 0.9f, false, &toy.gpu);
+        const real *x = muon_direction(tensor, toy.t, toy.state, 0.9f, false, &toy.gpu);
         Values u(tensor.e.size), want(tensor.e.size), got = host_values(x, tensor.e.size);
         Values d = part(host_values(toy.t.d, toy.t.total), tensor.e), own = part(m, tensor.e);
         for (int64_t i = 0; i < tensor.e.size; i++)

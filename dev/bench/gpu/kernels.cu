@@ -502,7 +502,7 @@ static void time_experts(Bench *b) {
     Router r = {};
     r.B = s.B, r.T = s.T, r.E = E, r.K = K;
     r.scale = 1, r.balance = 0.01f, r.z_loss = 0.001f;
-    b->gpu.scratch_size = router_scratch(r);
+    b->gpu.scratch_size = router_scratch(s.B, s.T, E);
     cudaCheck(cudaMalloc((void **)&b->gpu.scratch, b->gpu.scratch_size * sizeof(float)));
     wide *dgate = room<wide>(b, rows);
     auto integers = [=](int64_t count) {
