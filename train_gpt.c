@@ -15,20 +15,20 @@
 //      u, a branch's input by q, k, v; by gate and up; by router and experts; by the skip
 //      k and v             by the query heads of a group
 // 4. The mode is data (llmc/modes.h): it says which norm slots are filled. Branches, sublayers and
-//    the model look at it; a layer sees the Site of its own norm at most.
+//    the model look at it; a layer sees at most the Site of its own norm.
 // 5. The file is compiled once per precision: REAL is float or double, PREC its name, and bf16 is
-//    float with BF16_PRODUCTS (llmc/gemm.h). Every sum has one order: the results are the same bits
-//    for any number of threads.
+//    float with BF16_PRODUCTS (llmc/gemm.h). Every sum has one order, so the results are
+//    bit-identical for any number of threads.
 //
 // Sizes: B sequences of T tokens, n = B T rows, C channels, NH heads, KV key-value heads, HS head
-// size, QK that of q and k (HS but for latent attention), R rotary channels of a head, F ffn width,
-// V vocabulary, Vp V with padding, L layers, E experts, K experts of a token.
+// size, QK head size of q and k (HS except in latent attention), R rotary channels of a head, F ffn
+// width, V vocabulary, Vp V with padding, L layers, E experts, K experts per token.
 #include <float.h>
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
 typedef REAL Real;
-#define real Real              // a macro: llmc/memory.h asks whether there is one
+#define real Real              // a macro, because llmc/memory.h tests #ifdef real
 #include "llmc/exp.h"
 #include "llmc/gemm.h"
 #include "llmc/run/trainer.h"
@@ -49,7 +49,7 @@ enum { SET, ADD };
 enum { STRIP = 32 };   // columns that one thread sums over all rows, in the order of the rows
 enum { PIECES = 64 };  // of a sum, added in order, so that the number of threads changes no bit
 
-// x = 0. A small x costs less than waking the threads.
+// x = 0. Zeroing a small x costs less than waking the threads.
 static void zero(real *x, int64_t size) {
 #pragma omp parallel for if (size > 1 << 16)
     for (int64_t i = 0; i < size; i++) x[i] = 0;
@@ -81,14 +81,14 @@ static void linear_forward(real *y, const real *x, const real *w, const real *b,
 }
 
 // dx = c W^T dy    dW = c dy x^T    db += dy
-//   dx [n, in] is SET or ADDed to, by `add`   dw [out, in] by s.to_dw   db [out] or NULL
+//   dx [n, in]: SET or ADD, as `add` says   dw [out, in]: as s.to_dw says   db [out] or NULL
 static void linear_backward(real *dx, real *dw, real *db, const real *dy, const real *x,
                             const real *w, LinearShape s, int add) {
     View dy_out = view(dy, s.ldy), x_in = view(x, s.in), w_in = view(w, s.in);
     gemm(view(dx, s.in), dy_out, w_in, s.n, s.in, s.out, s.c, add == ADD);
     gemm(view(dw, s.in), transpose(dy_out), x_in, s.out, s.in, s.n, s.c, s.to_dw == ADD);
     if (!db) return;
-    // A thread owns a strip of columns, and sums it over the rows in their order.
+    // A thread owns a strip of columns, and sums it over the rows in order.
 #pragma omp parallel for
     for (int j0 = 0; j0 < s.out; j0 += STRIP) {
         int64_t strip = least(s.out - j0, STRIP);
@@ -109,7 +109,7 @@ static void linear_backward(real *dx, real *dw, real *db, const real *dy, const 
 //                                  its site.scale is 1, and its groups share their gain
 // The gain is g = site.scale * w, or site.scale alone where w is NULL.
 //   x, y [n, groups, width]: each group has statistics of its own
-//   w, b [gains]: gains == width: all groups share them; gains == groups * width: one each
+//   w, b [gains]: shared by all groups if gains == width; one each if gains == groups * width
 //   mean, rstd [n, groups] saved for backward: m and r; RMSNorm has no mean, SCALE and DyT have
 //   neither
 
@@ -243,8 +243,8 @@ static void norm_backward(real *dx, const real *dy, const real *x, Norm s, int a
 }
 
 // ------------------------------------------------------------------------------ RoPE
-// Rotary position embedding (Su et al. 2021), half-split, in place. It turns the last R channels of
-// a head: the pair (i, i + R/2) at position t by the angle t * rope_rate, theta^(-2i/R).
+// Rotary position embedding (Su et al. 2021), half-split, in place. It rotates the last R channels
+// of a head: the pair (i, i + R/2) at position t by the angle t * theta^(-2i/R) (rope_rate).
 //   x [n, heads, size], n = B T rows
 //   table [positions, 2, R/2]: cosines, then sines; it begins at the position of row 0
 //   direction +1: forward, -1: backward, because a rotation's transpose is its inverse
@@ -344,7 +344,7 @@ static real *thread_scores(AttnShape s) {
     return s.scores + (int64_t)omp_get_thread_num() * 2 * ATTN_BLOCK * ATTN_BLOCK;
 }
 
-// The largest of x[0 .. size), size > 0. It may miss a NaN, which the sum of row_exp keeps.
+// The largest of x[0 .. size), size > 0. It may miss a NaN; the caller's sum of e^x keeps it.
 static real row_max(const real *x, int64_t size) {
     real max = x[0];
 #pragma omp simd reduction(max : max)
@@ -461,7 +461,7 @@ static void head_backward(Head d, Head x, const real *lse, real *P, AttnShape s,
                 for (int64_t j = 0; j < seen; j++) dS_i[j] = P_i[j] * (dS_i[j] - D[i]);
                 for (int64_t j = seen; j < keys; j++) dS_i[j] = 0;
             }
-            // The block on the diagonal comes first to these keys, and SETs their gradients.
+            // The block on the diagonal is the first to reach these keys: it SETs their gradients.
             int add = !first || t0 > j0;
             gemm(dv_j, transpose(seen_P), dc_t, keys, s.HS, rows, 1, add);
             gemm(dq_t, seen_dS, k_j, rows, s.QK, keys, s.scale, j0 > first_j);
@@ -490,7 +490,7 @@ static void attention_backward(real *dq, real *dk, real *dv, const real *dc, con
 // Multi-head latent attention (DeepSeek-V2 2024, eq 9-19, q uncompressed) makes keys and values
 // from a narrow latent, kvb = W_kvb norm(latent).
 //   kvb [n, NH, HS + HS]: for each head the first half of k, then v
-//   kr [n, R]: the rotary part of k, shared by all heads; RoPE turns it later
+//   kr [n, R]: the rotary part of k, shared by all heads; RoPE rotates it later
 //   k [n, NH, HS + R] = [first half of kvb | kr]    v [n, NH, HS] = second half of kvb
 
 static void latent_heads_forward(real *k, real *v, const real *kvb, const real *kr, int64_t n,
@@ -578,12 +578,12 @@ static void activation_backward(real *dgu, const real *dh, const real *gu, int64
 //
 // Losses of one layer, each without its coefficient:
 //   balance    E/(K n) sum_e (sum_b load_be) (mean_b share_be)   over the micro-batch; 1 if all
-//              experts get equally many tokens (Switch, Fedus et al. 2021; OLMoE)
+//              experts get the same number of tokens (Switch, Fedus et al. 2021; OLMoE)
 //   sequence   E/(K T B) sum_b sum_e load_be share_be            over each sequence (DeepSeek-V2,
 //              eq 23-25)
 //   z          mean_t logsumexp(z_t)^2                           (ST-MoE, Zoph et al. 2022)
-// The layers' losses are averaged, and z is divided by K too (--router-losses mean: OLMoE), or they
-// are summed (sum: DeepSeek, OLMo-core).
+// --router-losses mean (OLMoE) averages the layers' losses and also divides z by K; sum (DeepSeek,
+// OLMo-core) adds them up.
 
 typedef struct {
     int64_t n;
@@ -598,7 +598,7 @@ static void router_scores(real *s, real *lse, const real *z, RouterShape r) {
     for (int64_t t = 0; t < r.n; t++) {
         const real *z_t = z + t * r.E;
         real *s_t = s + t * r.E;
-        real max = row_max(z_t, r.E), sum = 0;  // less the maximum no exponential overflows
+        real max = row_max(z_t, r.E), sum = 0;  // with max subtracted, no exponential overflows
         for (int j = 0; j < r.E; j++) sum += exp_real(z_t[j] - max);
         lse[t] = max + (real)log(sum);
         for (int j = 0; j < r.E; j++)
@@ -648,8 +648,8 @@ static void router_forward(real *gate, int32_t *choice, real *load, real *share,
     for (int i = 0; i < r.B * r.E; i++) load[r.B * r.E + i % r.E] += load[i];
 }
 
-// Top-k's backward and that of the losses: the choice itself is a constant, and gradients flow
-// through the gates of the chosen experts. dz is SET.
+// Backward of top-k and of the losses. The choice itself is a constant; gradients flow through the
+// gates of the chosen experts. dz is SET.
 //   pull_e = d(balance + sequence) / d(p_e), for one token
 //   ds_e = scale dgate_e, or (scale dgate_e - sum_S dgate gate) / sum_S s, for e in S
 //   softmax:  u = ds + pull    dz = s (u - sum s u)
@@ -733,7 +733,7 @@ static void gather_backward(real *dx, const real *drows, const int32_t *place, i
         }
 }
 
-// y[t] = sum_k gate[t, k] rows[place[t, k]], SET or ADD (to what shared experts give)
+// y[t] = sum_k gate[t, k] rows[place[t, k]], SET or ADD (to the shared experts' output)
 //   y [n, C]   rows [K n, C] outputs of the experts
 static void combine_forward(real *y, const real *rows, const real *gate, const int32_t *place,
                             int64_t n, int K, int C, int add) {
@@ -903,7 +903,7 @@ static AttnShape attn_shape(const Block *b) {
     };
 }
 
-// Turns q [n, NH, QK] and k [n, KV, QK], or their gradients.
+// Rotates q [n, NH, QK] and k [n, KV, QK], or their gradients.
 static void qk_rope(const Block *b, real *q, real *k, int direction) {
     const Model *m = b->m;
     int T = b->s->T, QK = qk_size(m), R = rotary_size(m);
@@ -944,7 +944,7 @@ static void kv_forward(const Block *b, const real *u) {
     latent_heads_forward(a->k, a->v, a->kvb, a->kr, b->n, m->NH, m->HS, R);
 }
 
-// du is ADDed to: q has written it before.
+// du is ADDed to: q has already written it.
 // dk, dv: gradients before their norms.
 static void kv_backward(const Block *b, real *du, const real *dk, const real *dv, const real *u) {
     const Model *m = b->m;
@@ -999,8 +999,8 @@ static void attn_branch_forward(const Block *b, real *y, const real *u) {
     linear_forward(y, c, b->w.wo, b->w.wo_b, linear_shape(b, m->C, m->NH * m->HS, 1));
 }
 
-// dq, dk, dv and dc are gradients of what attention read and wrote: after the norms of filled
-// slots, otherwise before. add: ADD where the slot `in` is empty and du is the stream's dx.
+// dq, dk, dv and dc first hold the gradients after the norms of filled slots, then those before.
+// add: ADD if the slot `in` is empty; du is then the stream's dx.
 static void attn_branch_backward(const Block *b, real *du, real *dy, const real *u, int add) {
     const Model *m = b->m;
     const Acts *a = &b->a, *d = &b->d;
@@ -1071,9 +1071,9 @@ static void mlp_backward(const Block *b, real *du, real *dy, const real *u, int 
     if (swiglu) linear_backward(du, dw->wg, dw->wg_b, dgu, u, w->wg, mlp_in(b), ADD);
 }
 
-// The block as mlp_forward sees it for routed expert e: its matrices and gains lie below those of
-// the experts before, its rows begin at start[e]. The fields of the dense and the shared ffn (wg,
-// hidden, shared_out, gu, h, sy) stand for the expert's own here. Experts have no biases.
+// The block as mlp_forward sees it for routed expert e. Its matrices and gains follow those of the
+// experts before it; its rows begin at start[e]. Here the fields of the dense and shared ffn (wg,
+// hidden, shared_out, gu, h, sy) stand for the expert's own. Experts have no biases.
 static Block expert_block(const Block *b, int e) {
     Block x = *b;
     const Site *hidden = &b->p.expert_hidden, *out = &b->p.expert_out;
@@ -1113,7 +1113,7 @@ static RouterShape router_shape(const Block *b) {
 }
 
 // Mixture of experts: y = sum of gate_e expert_e(u) over a token's top-k, + shared(u).
-// Experts run side by side, each on one thread.
+// Experts run in parallel, each on one thread.
 static void moe_forward(const Block *b, real *y, const real *u) {
     const Acts *a = &b->a;
     RouterShape r = router_shape(b);
@@ -1258,7 +1258,7 @@ static void sublayer_forward(const Block *b, Sublayer f, real *next, real *x, re
     slot_forward(f.post, next, s);
 }
 
-// dx and dx0 are gradients of the residual stream: ADD. dnext is complete already.
+// dx and dx0 are gradients of the residual stream: ADD. dnext is already complete.
 static void sublayer_backward(const Block *b, Sublayer f, real *dx, real *dx0, real *dnext,
                               real *x) {
     real *ds = slot_backward(f.post, f.ds, dnext, f.s), *dyn = ds;
@@ -1285,7 +1285,7 @@ static void block_forward(const Block *b, real *x) {
     sublayer_forward(b, ffn_sublayer(b), b->a.x, b->a.mid, x);
 }
 
-// dx: gradient of the block's input. d.x, that of its output, is complete already.
+// dx: gradient of the block's input. d.x, that of its output, is already complete.
 static void block_backward(const Block *b, real *dx, real *x) {
     // both sublayers ADD to these
     zero(dx, b->n * b->m->C);
@@ -1294,8 +1294,8 @@ static void block_backward(const Block *b, real *dx, real *x) {
     sublayer_backward(b, attn_sublayer(b), dx, dx, b->d.mid, x);
 }
 
-// --recompute cheap: computes again the activations that have a `cheap` buffer (tensors.h): outputs
-// of norms before linears, of activation functions, and the experts' rows.
+// --recompute cheap: recomputes the activations that have a `cheap` buffer (tensors.h): outputs of
+// the `in` norms and of activation functions, the router's scores, and the inputs of experts.
 static void block_recompute(const Block *b, real *x) {
     const Acts *a = &b->a;
     const Model *m = b->m;
@@ -1610,7 +1610,7 @@ static void shards_start(Gpt *g, int how, int kind, const Entry *e) {
     }
 }
 
-// Runs once the gradients of layer l (-1: of the model) are complete.
+// Called when the gradients of layer l (-1: of the model) are complete.
 static void reduce_gradients(Gpt *g, int l) {
     for (const Entry *e = g->layout.entries; e < g->layout.end; e++)
         if (e->layer == l && !entry_is_common(e)) shards_start(g, COMM_REDUCE, GRADS, e);
@@ -1635,14 +1635,13 @@ static void gpt_backward(Gpt *g, double scale, int last) {
         Block below = gpt_block(g, l > 0 ? l - 1 : 0);
         real *in = l > 0 ? below.a.x : b.a.e, *din = l > 0 ? below.d.x : b.d.e;
         b.dloss = scale * n;  // the router's losses are means over the micro-batch
-        // --recompute: activations that were not kept are computed again
+        // --recompute: recomputes the activations that were not kept
         if (g->recompute == RECOMPUTE_ON) block_forward(&b, in);
         if (g->recompute == RECOMPUTE_CHEAP) block_recompute(&b, in);
         block_backward(&b, din, in);
         if (reducing) reduce_gradients(g, l);
         b = below;
     }
-    // embedding
     real *de = slot_backward(NORM(&b, emb), b.d.raw, b.d.e, b.a.raw);
     embedding_backward(b.dw.wte, b.dw.wpe, de, g->inputs, restarts(g, &b), n, g->now.T, m->C,
                        m->emb_scale);
@@ -1797,12 +1796,12 @@ static void adamw_update(TensorShard s, const Optimizer *o, real clip_factor) {
 
 // ------------------------------------------------------------------------------ Muon
 // Muon (Jordan et al. 2024) for a matrix of a block, with g the clipped gradient:
-//   m = mu m + (1 - mu) g     u = (1 - mu) g + mu m         momentum, as Nesterov's
+//   m = mu m + (1 - mu) g     u = (1 - mu) g + mu m         Nesterov momentum
 //   x = u / |u|                                             |u|: Frobenius norm
 //   5 times:  s = x x^T       x = a x + (b s + c s s) x     Newton-Schulz iteration
 //   w -= lr (scale x + decay w)                             scale: muon_scale (run/trainer.h)
-// The iteration takes each singular value of x to between 0.7 and 1.2, so x is close to the nearest
-// matrix with orthogonal rows. A matrix with more rows than columns has s = x^T x and
+// The iteration brings each singular value of x to between 0.7 and 1.2, so x is close to the
+// nearest matrix with orthonormal rows. A matrix with more rows than columns has s = x^T x and
 // x = a x + x (b s + c s s), which is the same for its transpose.
 //   w, m, g, u, x [rows, cols]     s [k, k], k the smaller of rows and cols
 
@@ -1871,7 +1870,7 @@ static real clip_factor_of(const Optimizer *o, double norm) {
 }
 
 // One step: gradient clipping by the global norm, then AdamW or Muon on the shards of this process.
-// Nothing changes where loss or gradient are not finite or beyond the limits of --skip-spikes.
+// Nothing changes if the loss or the gradient is not finite or exceeds a limit of --skip-spikes.
 static void gpt_update(Gpt *g, const Optimizer *o) {
     comm_wait(g->comm);  // for the gradients that are being reduced
     double square = gpt_square(g);
@@ -1903,11 +1902,11 @@ static void gpt_update(Gpt *g, const Optimizer *o) {
 
 static Update gpt_outcome(Gpt *g) { return g->last; }
 
-// Sums of squares of one shard, after the step. The step is computed again from the moments:
+// Sums of squares of one shard, after the step. The step is recomputed from the moments:
 //   adam = mhat / (sqrt(vhat) + eps)
 //   before = (w + lr (adam - decay target)) / (1 - lr decay)
 //   step = lr (adam + decay (before - target))
-// nGPT has normalized its matrices since: their w stands for before, which had the same length.
+// nGPT's matrices have been normalized since: their w stands in for before, of the same length.
 static TensorStats shard_stats(TensorShard s, double eps, bool normalized) {
     double grad = 0, weight = 0, update = 0;
     for (int64_t i = 0; i < s.size; i++) {
@@ -1922,7 +1921,7 @@ static TensorStats shard_stats(TensorShard s, double eps, bool normalized) {
     return (TensorStats){grad, weight, update};
 }
 
-// The same sums for Muon's matrices: the momentum and the gradient give the step again.
+// The same sums for Muon's matrices. The step is recomputed from the momentum and the gradient.
 static TensorStats muon_stats(const Gpt *g, TensorShard s, const Optimizer *o) {
     double scale = muon_scale(o, s.rows, s.cols);
     int64_t size = (int64_t)s.rows * s.cols;
@@ -1957,7 +1956,7 @@ static TensorStats balance_stats(Gpt *g, const Optimizer *o, const Entry *e) {
     return sums;
 }
 
-// o: the update that was made.
+// o: the settings of the last update.
 static TensorStats *gpt_tensor_stats(Gpt *g, const Optimizer *o) {
     TensorStats *stats = g->tensor_stats;
 #pragma omp parallel for schedule(dynamic)
@@ -1980,7 +1979,7 @@ static double gpt_bytes(const Model *m, const Setup *setup, double tables) {
     return tables * 9 / 8;
 }
 
-// Free memory, of which each process of this machine has its part.
+// Free memory, divided among the processes of this machine.
 static double gpt_free_bytes(const Model *m, const Setup *setup) {
     (void)m;
     return free_memory("", comm_local_size(setup->comm));

@@ -35,9 +35,9 @@
 #include "llmc/run/train.h"
 
 // ----------------------------------------------------------------------------------------- memory
-// All memory is allocated in gpt_create, but for the KV cache and the host's copies:
+// All memory is allocated in gpt_create, except the KV cache and the host's copies:
 //   tensors   an arena of floats for each kind (master weights, gradients, two moments), laid out
-//             by memory.h: Entry.offset in whole arenas, Entry.state in arenas of shards
+//             by memory.h: Entry.offset in whole arenas, Entry.state or .second in those of shards
 //   weights   bf16: the weights as products read them, laid out like the gradients
 //   acts      activations, and `act_grads` their gradients, of the largest micro-batch
 //   mirrors   small arrays that the host fills or reads
@@ -116,8 +116,8 @@ enum { RESERVE_MIB = 512, NCCL_MIB = 512 };
 // Arrays of n in a batch. GROUPS are four (token_groups), BEGINS and ENDS the borders of documents.
 enum { BATCH_INPUTS, BATCH_TARGETS, BATCH_GROUPS, BATCH_BEGINS = 6, BATCH_ENDS, BATCH_ARRAYS };
 
-// Elements of the storage type in a float. In bf16 there are master weights beside those of
-// products.
+// Elements of the storage type in a float. In bf16 there are master weights besides the
+// weights that products read.
 enum { RATIO = sizeof(wide) / sizeof(real), MASTER_WEIGHTS = RATIO > 1 };
 
 // Gpu.scratch holds one of these at a time, so it is as large as the largest: partial sums of
@@ -154,8 +154,8 @@ static void refuse_above(const char *flag, int value, int most) {
     refuse_unless(min(value, most), flag, value, "at most", most);
 }
 
-// In backward LayerNorm and DyT keep a sum for each gain and bias of a line in shared memory. Lines
-// of more than 8192 values need 128 KiB; GPUs of compute capability 8.6, 8.9 and 12 have 99.
+// The backward of LayerNorm and DyT keeps a sum for each gain and bias of a line in shared memory.
+// Lines of more than 8192 values need 128 KiB; GPUs of compute capability 8.6, 8.9 and 12 have 99.
 static void refuse_wide_norms(const Model *m) {
     int shared, widest = 0;
     // Without a GPU there is no limit: gpu_open refuses to train, --show goes on.
@@ -203,8 +203,8 @@ static double gpt_free_bytes(const Model *m, const Setup *setup) {
     return free_bytes;
 }
 
-// Memory of the device and pinned memory are on a list each, from which gpt_destroy frees them. It
-// frees the rest by name: the host's copies and router_bias.
+// Device memory and pinned memory have a list each, from which gpt_destroy frees them. It frees the
+// rest by name: the host's copies and router_bias.
 static void list_add(void **list, int *count, void *p) {
     CHECK(*count < ARRAYS_MAX, "more than %d arrays\n  -> a larger ARRAYS_MAX in train_gpt.cu",
           ARRAYS_MAX);
@@ -264,8 +264,8 @@ static bool has_shards(const Gpt *g) {
     return g->nccl.size > 1 && g->setup.training && MASTER_WEIGHTS;
 }
 
-// Elements of a kind as the host sees them: all weights and gradients, of moments this process's
-// shards. Every process has all weights that products read, and gradients of all weights.
+// Elements of a kind as the host sees them: all weights and gradients, and this process's shards of
+// the moments. Every process has all weights that products read, and gradients of all weights.
 static int64_t whole_count(const Gpt *g, int kind) {
     if (kind == ADAM_V) return g->layout.second;
     return kind == ADAM_M ? g->layout.state : g->layout.total;
@@ -293,7 +293,7 @@ static void alloc_tensors(Gpt *g) {
         g->act_grads = device_alloc<real>(g, g->act_layout.grads, "the gradients of activations");
 }
 
-// Allocates the arrays that a step needs beside the arenas.
+// Allocates the arrays that a step needs besides the arenas.
 static void alloc_step(Gpt *g) {
     int count = g->layout.count;
     int64_t batch = (int64_t)g->max.n * BATCH_ARRAYS;
@@ -490,7 +490,7 @@ static void loss_backward(Gpt *g) {
     Norm fin = NORM(&b, fin);
     Logits logits = logits_of(g, &b);
     real *x = fin.site.on ? b.a.fx : b.a.x, *dx = fin.site.on ? b.d.fx : b.d.x;
-    // b.a.logits holds the gradient of the logits already, unless they have a gain. It still lacks
+    // b.a.logits already holds the gradient of the logits, unless they have a gain. It still lacks
     // the factor g->scale, which the LM head's product applies.
     if (logits.gain.site.on) gained_classifier_backward(logits, g->scale, &g->gpu);
     linear_backward(dx, b.a.logits, x, lm_head_linear(&b, g->scale), {}, &g->gpu);
@@ -519,7 +519,7 @@ static void run_graph(Gpt *g, cudaGraphExec_t *graph, void (*work)(Gpt *)) {
     bool full = g->now.n == g->max.n && g->now.T == g->max.T;
     bool plain = !g->preparing && !g->measuring && !g->reducing;
     if (!g->setup.graph || !g->setup.training || !full || !plain) return work(g);
-    // The first time the work is recorded instead of run. Its arguments are those of every later
+    // The first time, the work is recorded instead of run. Its arguments are those of every later
     // micro-batch: arenas and sizes stay, and the batch is always at the same address.
     if (!*graph) {
         cudaGraph_t recorded;
@@ -606,7 +606,7 @@ static void gpt_backward(Gpt *g, double scale, int last) {
     g->dw_of_linears = ADD;
 }
 
-// Begins a step: zeroes all gradients between those of linears, which its first backward SETs.
+// Begins a step: zeroes all gradients except those of linears, which its first backward SETs.
 static void gpt_zero_grads(Gpt *g) {
     int64_t done = 0;
     for (const Entry &e : g->layout) {
@@ -621,9 +621,9 @@ static void gpt_zero_grads(Gpt *g) {
 
 // --------------------------------------------------------------------------------------- the step
 
-// All-reduces, on the device, the numbers by which all processes make the same decision: the sums
-// of the state, and the loads of experts, by which selection biases move. It is a reduce to process
-// 0, then a broadcast.
+// All-reduces, on the device, what all processes need to make the same decision: the sums of the
+// state, and the loads of experts, which move the selection biases. It is a reduce to process 0,
+// then a broadcast.
 static void all_reduce_state(Gpt *g) {
     double *tokens = &g->state.host->sums[SUM_TOKENS];
     *tokens = g->seen;
@@ -679,8 +679,8 @@ static uint64_t rounding_key(const Gpt *g, int64_t step) {
     return rand_key(g->setup.seed, "rounding", step);
 }
 
-// Sends learning rate, decay and nGPT's lines of each entry to the device. Returns the settings
-// that all entries share.
+// Sends each entry's learning rate, decay and nGPT lines to the device. Returns the settings that
+// all entries share.
 static AdamWStep send_rates(Gpt *g, const Optimizer *o) {
     nccl_wait(&g->nccl, g->reached);  // until the last update has read entries.host
     double tokens = g->seen;                              // of all processes
@@ -793,7 +793,7 @@ static LayerStats *gpt_layer_stats(Gpt *g) {
     return g->layer_stats;
 }
 
-// A selection bias has no gradient: the step that balance_routers has just made is computed again
+// A selection bias has no gradient: the step that balance_routers has just made is recomputed
 // from the loads. Every process has made the same step, so process 0 alone returns it.
 static TensorStats balance_stats(Gpt *g, const Entry *e, float rate) {
     int E = g->m.moe.E;
@@ -834,7 +834,7 @@ static TensorStats *gpt_tensor_stats(Gpt *g, const Optimizer *applied) {
 
 // ------------------------------------------------------------------- tensors as the host sees them
 
-// The buffer for the whole of a kind. Sharded master weights are gathered in that of gradients.
+// The buffer for all of a kind. Sharded master weights are gathered in the gradients' buffer.
 static float *whole_tensors(Gpt *g, int kind) {
     return g->tensors[kind == WEIGHTS && has_shards(g) ? GRADS : kind];
 }
@@ -925,7 +925,7 @@ static void share_plans(Gpt *g) {
     free(text);
 }
 
-// Compares kernels of two kinds and chooses, in the activations' memory.
+// Compares the two kinds of kernels, in the activations' memory, and chooses between them.
 static void choose_kernels(Gpt *g) {
     int wanted = g->setup.kernels;
     Block b = gpt_block(g, 0);
@@ -936,9 +936,9 @@ static void choose_kernels(Gpt *g) {
     experts_choose(products, b.s->n, wanted, g->acts, g->act_layout.acts, &g->gpu);
 }
 
-// Process 0 goes first and compares kernels of two kinds; the others wait for its plans. A process
-// runs forward and backward on a batch of zeros, twice if a step has several micro-batches: the
-// second backward ADDs to the gradients that the first SETs, by other plans. This loads the
+// Process 0 goes first and compares the two kinds of kernels; the others wait for its plans. Each
+// process runs forward and backward on a batch of zeros, twice if a step has several micro-batches:
+// the second backward ADDs to the gradients that the first SETs, with other plans. This loads the
 // kernels, and with --tune times the algorithms of every product that has no plan, on the product's
 // own arrays. Weights and moments stay as they are.
 static void gpt_prepare(Gpt *g, const char *plans, const char *path) {

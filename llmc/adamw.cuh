@@ -1,5 +1,5 @@
 // adamw.cuh: AdamW (Loshchilov, Hutter 2019, algorithm 2), gradient clipping by the global norm,
-// and rounding of the weights to the storage type, to nearest or stochastic.
+// and rounding of the weights to the storage type, to nearest or stochastically.
 //
 //   g = clip_factor d,  clip_factor = min(1, clip / |d|)   gradient clipping
 //   m = b1 m + (1 - b1) g                                  first moment
@@ -22,7 +22,7 @@
 // With several processes, each updates the shards of tensors that it owns (ZeRO-1, memory.h). It
 // keeps moments, and in bf16 master weights, of these alone; gradients and the weights of the
 // products are whole on all. An all-reduce between gradient_square and adamw_apply adds up the sums
-// that decide about the step.
+// that decide whether the step is taken.
 #pragma once
 #include "loss.cuh"
 #include "rand.h"
@@ -41,7 +41,7 @@ struct UpdateEntry {
     float scale = 0;           // of Muon's update (muon.cuh); 0: AdamW updates the tensor
 };
 
-// Processes add these up before they decide about the step: the losses (loss_sums, router_count);
+// Processes add these up before they decide on the step: the losses (loss_sums, router_count);
 // the squares of all gradients, before clipping (gradient_square); and the tokens, which the host
 // counts.
 enum { SUM_SQUARE = LOSS_SUMS, SUM_TOKENS, REDUCED_SUMS };
@@ -163,8 +163,8 @@ static inline int square_pieces(int64_t size, int width, int limit) {
     return pieces < limit ? (int)pieces : limit;
 }
 
-// *square = sum of d[i]^2, on the device: over the shards of entries, as many as there are, or with
-// nullptr and a count of 1 over all `total` elements of the arenas.
+// *square = sum of d[i]^2, on the device: over the shards of `count` entries or, with nullptr and a
+// count of 1, over all `total` elements of the arenas.
 static inline void gradient_square(double *square, Arenas t, const UpdateEntry *entries, int count,
                                    Gpu *gpu) {
     int pieces = square_pieces(t.total, FOUR, NORM_PIECES);

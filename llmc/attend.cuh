@@ -1,5 +1,5 @@
 // attend.cuh: attention by the kernels that the run has chosen: those of attention.cuh (mma.sync),
-// or on compute capability 9.0 those of attention_sm90.cuh (wgmma), forward and backward apart.
+// or on compute capability 9.0 those of attention_sm90.cuh (wgmma), separately for each pass.
 //
 //   attend_forward, attend_backward    the layer, with the kernels of gpu->plans
 //   attend_choose                      compares both kinds on this GPU when training begins, and
@@ -84,7 +84,7 @@ static inline void trial_run(const AttentionTrial &t, int layer, int wgmma, Gpu 
     });
 }
 
-// Whether both kinds compute the same. All results begin as NaN, so that none may be left out.
+// Whether both kinds compute the same. All results begin as NaN, so that a missing one shows.
 static inline bool trial_agrees(const AttentionTrial &t, int layer, double *error, Gpu *gpu) {
     int64_t rows = t.n * t.s.NH, results = (real *)t.D - t.c[0];
     cudaCheck(cudaMemsetAsync(t.c[0], 0xff, results * sizeof(real), gpu->stream));

@@ -10,7 +10,7 @@
 // P = 2^(S log2(e) - lse). One multiplication, by log2_scale = scale log2(e), takes Q K^T to
 // S log2(e).
 //
-//   q, k     [B T, NH, QK], [B T, KV, QK]    in rows of any pitch (Heads), and so their gradients
+//   q, k     [B T, NH, QK], [B T, KV, QK]    in rows of any pitch (Heads), as are their gradients
 //   v        [B T, KV, HS]                   QK = HS except for latent attention
 //   c, dc    [B T, NH, HS]
 //   lse      [B, NH, T] float, saved for backward: log-sum-exp of each row of S, in base 2
@@ -189,7 +189,7 @@ template <typename Tiles> __device__ real *half_of(real *buffer, int step) {
     return buffer + step % 2 * Tiles::COLUMNS * Tiles::PITCHES;
 }
 
-// The same rows of two matrices, of QK and HS elements, to two tiles one behind the other.
+// Starts to copy the same rows of two matrices, of QK and HS elements, to two adjacent tiles.
 template <typename Tiles, int ROWS>
 __device__ void pair_copy(real *to, HeadRows x, HeadRows y, int first, int T) {
     tile_copy<Tiles::QK, ROWS, Tiles::THREADS>(to, x, first, T);
@@ -258,9 +258,9 @@ __device__ inline int border_at(const int32_t *borders, int b, int t, int T, int
     return borders ? borders[(int64_t)b * T + min(t, T - 1)] : none;
 }
 
-// Documents' mask of a strip: S = -infinity where query and key lie in different documents. Rows
-// are queries, and the key comes before `begins` of the query; or keys (KEYS_IN_ROWS), and the
-// query comes at `ends` of the key or later. row: this lane's first; column0: that of column 0.
+// Documents' mask of a strip: S = -infinity where query and key lie in different documents. If rows
+// are queries, the key is before the query's `begins`; if rows are keys (KEYS_IN_ROWS), the query
+// is at the key's `ends` or later. row, column0: positions of this lane's first row and column 0.
 template <bool KEYS_IN_ROWS, int N>
 __device__ void document_mask(float (&s)[N], const int32_t *borders, int b, int T, int row,
                               int column0) {
@@ -432,8 +432,8 @@ template <typename Tiles> __device__ QueryTile query_tile(Heads k, Heads v, Atte
 }
 
 // Walks over the tiles of keys from the first that a query sees up to the last query. Own rows are
-// kept once their copies are complete. Calls use(k_tile, v_tile, key0) for each tile of which the
-// causal mask shows the warp something; key0: the tile's first key.
+// kept once their copies are complete. Calls use(k_tile, v_tile, key0) for each tile that the
+// causal mask does not hide from the whole warp; key0: the tile's first key.
 template <typename Tiles, typename Use, typename... Own>
 __device__ void walk_keys(const QueryTile &t, real *buffer, int T, Use use, Own &...own) {
     constexpr int COLUMNS = Tiles::COLUMNS;
@@ -594,7 +594,7 @@ attention_dkv_kernel(Heads dk, Heads dv, AttentionSaved a, AttentionShape s) {
     constexpr int QK = Tiles::QK, PITCH = TILE_PITCH<QK>, HS = Tiles::HS, V_PITCH = TILE_PITCH<HS>;
     constexpr int STRIPS = Tiles::STRIPS, COLUMNS = Tiles::COLUMNS;
     constexpr int OWN_ROWS = Tiles::OWN_ROWS, ROWS = Tiles::ROWS;
-    // Columns of K that stay in registers. If all of V do as well, N queries at a time have room.
+    // Columns of K that stay in registers. If all of V's do too, N queries at a time fit.
     constexpr bool WIDE = QK > 128, PARTS = Tiles::BF16 && STRIPS == 1 && !WIDE;
     constexpr int HELD = PARTS ? QK - 32 : 32, N = PARTS ? 16 : COLUMNS;
     static_assert(COLUMNS <= WARP, "a lane has one query's lse and D");
@@ -662,7 +662,7 @@ template <int QK, int HS> struct HeadSizes {
     typedef AttentionTiles<QK, HS, true> Backward;
 };
 
-// Calls launch with the one of these sizes that heads have; false if none has a kernel.
+// Calls launch with the one of these sizes that fits; returns false if none does.
 template <typename First, typename... Others, typename F>
 static inline bool head_launch(int QK, int HS, F launch) {
     typedef typename First::Forward Tiles;
@@ -677,7 +677,7 @@ template <typename F> static inline void attention_launch(int QK, int HS, F laun
                              HeadSizes<96, 96>, HeadSizes<128, 128>, HeadSizes<48, 32>,
                              HeadSizes<96, 64>, HeadSizes<192, 128>>(QK, HS, launch);
     CHECK(found || QK == HS,
-          "expected heads of 32, 64 or 128 with --rope-size of half as many on the GPU, "
+          "expected heads of 32, 64 or 128 with a --rope-size of half that on the GPU, "
           "found %d and %d\n  -> other --heads or --rope-size, or make train_gpt DEVICE=cpu",
           HS, QK - HS);
     CHECK(found,

@@ -1,12 +1,12 @@
 // attention_sm90.cuh: attention.cuh for compute capability 9.0, by wgmma and TMA (sm90.cuh). The
-// equations, the layout of all arrays, and what forward saves are those of attention.cuh; heads of
-// 64, 96 and 128, and forward also of 192 and 128, in bfloat16.
+// equations, the layout of all arrays, and what forward saves are those of attention.cuh. Heads of
+// 64, 96 and 128, in forward also QK 192 with HS 128, in bfloat16.
 //
 // A block is a producer and two or three consumers, each a warpgroup. One thread of the producer
 // copies tiles by TMA into a ring of stages; for each stage two mbarriers say that it is full, or
 // empty again. A consumer owns 64 rows of the result, 16 a warp. Its sums, and the probabilities
-// that are the left operand of the next product, stay in registers, of which the producer gives
-// most of its own away.
+// that are the left operand of the next product, stay in registers; the producer gives up most
+// of its own for them.
 //
 //             rows, kept   streamed                             per tile
 //   forward   Q            K, V of all keys up to the last row  S = Q K^T, softmax, C += P V
@@ -407,7 +407,7 @@ template <typename Tiles> struct BackwardWalk {
         }
         at.next();
     }
-    // A tile of which the causal mask shows these rows nothing.
+    // A tile that the causal mask hides from all of these rows.
     __device__ void skip(void) {
         stage_skip(shared.ring, at);
         at.next();
@@ -590,8 +590,8 @@ template <typename F> static inline bool backward_launch_sm90(int QK, int HS, F 
     return head_launch<Sizes90<64, 64>, Sizes90<96, 96>, Sizes90<128, 128>>(QK, HS, launch);
 }
 
-// Begins the kernels of attention_forward; false, and nothing begins, if these heads have none. A
-// template: in fp32 nobody instantiates it.
+// Launches forward by wgmma; returns false, and launches nothing, if these heads have no kernel. A
+// template, so that fp32 does not instantiate it.
 template <typename T>
 static bool attention_forward_sm90(T *c, wide *peak, wide *lse, const Heads qkv[3],
                                    AttentionShape s, Gpu *gpu) {

@@ -2,8 +2,8 @@
 // norms and residual connections around them. This is the only file that branches on the placement
 // of norms inside a block: `if constexpr` on a row of modes.h selects the launches around a branch,
 // Site.on those inside it. Kernels never know the mode. train_gpt.cu asks about the slots outside
-// the blocks, and whether nGPT scales matrices to length 1. Here "block" is a transformer block, in
-// the files of layers a CUDA thread block.
+// the blocks, and whether nGPT scales matrices to length 1. Here "block" is a transformer block; in
+// the files of layers it is a CUDA thread block.
 //
 //   sublayer      u = in(x)    y = F(c u)    s = a skip + out(y)    x' = post(s)
 //   attention     x is the block's input, x' is mid
@@ -11,7 +11,7 @@
 //
 // The judge (train_gpt.c) writes separate steps. Here steps of one block are fused, never those of
 // two blocks:
-//   - q, k and v are one product, and so are gate and up: their weights are neighbors in memory;
+//   - q, k and v are one product, and so are gate and up: their weights are neighbours in memory;
 //   - QK norm and RoPE are one kernel (qkv.cuh);
 //   - residual + norm: the `out` norm, the residual add and the norm after it are one kernel
 //     (norm.cuh). Without a norm next to it, the product before it adds the residual: cuBLAS
@@ -94,7 +94,7 @@ static real *slot_backward(const Norm &norm, real *dx, real *dy, const real *x, 
 //
 // N_q, N_k, N_v and N_ctx are the norms in the slots of these names. nGPT's order is N(rope(.)).
 // Latent attention (MLA) makes k and v from a latent of kv_rank channels: W_kvb N(W_kva c u). W_q
-// and W_kva, neighbors in memory, are one product, whose rows are [q | latent | k_rope]. k_rope is
+// and W_kva, neighbours in memory, are one product, whose rows are [q | latent | k_rope]. k_rope is
 // the part of k that rotates, one for all heads; the judge and tensors.h call it kr.
 
 static QkvShape qkv_shape(const Block *b) {

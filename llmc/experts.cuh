@@ -41,7 +41,7 @@ static inline int64_t experts_weights(const Experts &e) {
     return (int64_t)e.E * e.parts * e.width * e.in;
 }
 
-// Elements of the arrays for so many rows.
+// Elements of the arrays for this many rows.
 struct ExpertsSizes { int64_t x, dy, w, result, indices; };
 static inline ExpertsSizes experts_sizes(const Experts products[2], int64_t rows) {
     ExpertsSizes s = {};
@@ -58,7 +58,7 @@ static inline ExpertsSizes experts_sizes(const Experts products[2], int64_t rows
 }
 
 // Rows of experts as a router may leave them, at `to` on the device: start, source and tiles.
-// Expert 0 has none and expert 1 twice its share; every token has equally many rows.
+// Expert 0 has none and expert 1 twice its share; every token has the same number of rows.
 static inline void experts_rows(ExpertsTrial *t, int64_t rows, int32_t *to, Gpu *gpu) {
     int E = t->products[0].E;
     int64_t bound = row_tiles(rows, E), count = E + 1 + rows + 2 * bound;
@@ -123,7 +123,7 @@ static inline void trial_run(const ExpertsTrial &t, int layer, int wgmma, Gpu *g
     for (const Experts &e : t.products) product_run(t, e, layer, wgmma, gpu);
 }
 
-// Whether both kinds compute the same. All results begin as NaN, so that none may be left out. dW
+// Whether both kinds compute the same. All results begin as NaN, so that a missing one shows. dW
 // is SET, then added to.
 static inline bool trial_agrees(const ExpertsTrial &t, int layer, double *error, Gpu *gpu) {
     for (Experts e : t.products) {
@@ -145,7 +145,7 @@ static inline bool trial_agrees(const ExpertsTrial &t, int layer, double *error,
     return true;
 }
 
-// Chooses the kernels of experts. products: the run's, up and down, for so many tokens. arena:
+// Chooses the kernels of experts. products: the run's, up and down, for this many tokens. arena:
 // memory that nobody uses yet.
 static inline void experts_choose(const Experts products[2], int64_t tokens, int wanted,
                                   real *arena, int64_t count, Gpu *gpu) {

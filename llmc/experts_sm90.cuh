@@ -5,7 +5,7 @@
 // of tiles, a grid's width at a time. It is a producer and two consumers, each a warpgroup. The
 // producer fills a ring of stages, 64 of the depth each, and runs ahead into the next tile; for
 // each stage two mbarriers say that it is full, or empty again. A consumer owns 64 rows of the
-// tile. Its sums stay in registers, of which the producer gives most of its own away.
+// tile. Its sums stay in registers; the producer gives up most of its own for them.
 //
 //             left, 128 rows             right, 256 columns         steps of the depth
 //   FORWARD   x, copied, by rows         W_e, by columns            in
@@ -239,7 +239,7 @@ template <int FORM> struct GroupedConsumer {
         }
     }
 
-    // dW = c d, SET or ADD. A lane has two neighbors, four lanes 32 bytes. `row` is this lane's
+    // dW = c d, SET or ADD. A lane has two neighbours, four lanes 32 bytes. `row` is this lane's
     // first in the part of W. To ADD, many loads are in flight.
     __device__ void dw_store(const GroupedTile &t, int row) const {
         constexpr int FLIGHT = 16;

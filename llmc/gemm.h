@@ -40,7 +40,7 @@
 //   AMX (gemm_amx.h): a block of C is 2 x 2 tiles of 16 x 16. One instruction does 16 times the
 //       work of a multiply-add of floats, so memory and packing take most of the time.
 //   Elsewhere the rounded numbers stay floats, at the speed of fp32.
-// AMX and AVX-512 BF16 take denormals for zero.
+// AMX and AVX-512 BF16 treat denormals as zero.
 #pragma once
 #include "run/util.h"
 #include "threads.h"
@@ -230,8 +230,8 @@ INLINE void gemm_update(Vec c[MR][2], const Unit *const a[MR / 3], int64_t row, 
     }
 }
 
-// The loop over k, unrolled: a core that shares its decoders with another thread gets fewer
-// instructions a cycle, and every instruction beside the multiply-adds costs one.
+// The loop over k, unrolled: a core that shares its decoders with another thread decodes
+// fewer instructions a cycle, and every other instruction takes the place of a multiply-add.
 // Prefetches go one cache line at a time, because many at once would wait for each other: every
 // EVERY units a line of p->ahead; in the last 2 MR units one row of `out` a unit, and some rows
 // below. If they were fetched earlier, B would push them out of the L1 cache.
@@ -289,8 +289,8 @@ static inline void gemm_kernel(const KernelArgs *p) {
 }
 #endif
 
-// Any block of C: p->rows x cols at p->out. If that is no whole number of thirds, or not NR
-// columns, it is computed in a copy, with the same sums.
+// Any block of C: p->rows x cols at p->out. If that is not a whole number of thirds, or not
+// NR columns, it is computed in a copy, with the same sums.
 static inline void gemm_block(KernelArgs *p, int64_t cols) {
     if (p->rows % THIRD == 0 && cols >= NR) {
         gemm_kernel(p);
@@ -305,16 +305,16 @@ static inline void gemm_block(KernelArgs *p, int64_t cols) {
     for (int64_t r = 0; r < p->rows; r++) memcpy(out + r * stride, block + r * NR, bytes);
 }
 
-// As many units of K as instructions take for `depth`.
+// The units of K for `depth`, rounded up to whole instructions.
 static inline int64_t gemm_units(int64_t depth) {
     return CEIL_DIV(depth, STEP * PER_UNIT) * STEP;
 }
 
-// Whether a panel is read where it lies: neighbours one way, at most a page apart the other way,
-// and read few times. Rows on a page each need more TLB entries than there are, and lines of a
-// matrix whose width is a multiple of 64 or more share few sets of the L1 cache, which keeps them
-// for one pass at most. FEW: beyond that packing paid on AVX2. On AVX-512, whose kernel reads half
-// as much for each multiply-add, it did not, and FEW is as often as a tile reads a panel at most.
+// Whether a panel is read in place: neighbours one way, at most a page apart the other way, and
+// read few times. Rows with a page each need more TLB entries than there are. Lines of a matrix
+// whose width is a multiple of 64 or more share few sets of the L1 cache, which keeps them for at
+// most one pass. FEW: with more reads packing paid on AVX2. It did not on AVX-512, whose kernel
+// reads half as much for each multiply-add: there FEW is the most reads that a tile makes.
 static inline bool gemm_in_place(int64_t beside, int64_t apart, int64_t times) {
     return IN_PLACE && beside == 1 && apart <= 4096 / (int64_t)sizeof(real) && times <= FEW;
 }
@@ -347,7 +347,7 @@ static inline Panel gemm_panel_b(Unit *dst, View B, int64_t cols, int64_t depth,
     return (Panel){dst, 1, NR};
 }
 
-// Piece number `which` of pieces as even as can be. Each is a multiple of `unit`, but the last.
+// Piece number `which` of pieces as even as possible. Each but the last is a multiple of `unit`.
 static inline Span gemm_cut(int64_t size, int64_t pieces, int64_t unit, int64_t which) {
     int64_t units = CEIL_DIV(size, unit);
     return gemm_within(CEIL_DIV(units * which, pieces) * unit,
@@ -410,9 +410,9 @@ static void gemm_tile(const Tiles *p, int64_t tile) {
 }
 
 // Cuts C into tiles: for one thread as few as possible, for more the cut whose slowest thread ends
-// first. The slowest thread has most tiles and, because threads are never equally fast, a twentieth
-// of a tile more. A tile takes its multiply-adds and its packing, where one number costs as much as
-// PACKING multiply-adds. Both are counted per column of K.
+// first. The slowest thread has the most tiles and, because threads are never equally fast, a
+// twentieth of a tile more. A tile costs its multiply-adds and its packing; packing a number
+// costs as much as PACKING multiply-adds. Both are counted per column of K.
 static inline void gemm_divide(Tiles *p, int64_t threads) {
     enum { PACKING = 8 * PER_UNIT };
     const int64_t fewest = CEIL_DIV(p->M, MC), columns = CEIL_DIV(p->N, NC);

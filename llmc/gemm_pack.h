@@ -12,7 +12,7 @@
 // Included by gemm.h, whose names it uses.
 #pragma once
 
-// Picks lanes from the list of all lanes of a, then of b; as many as a has. gcc knows clang's
+// Picks lanes from the list of all lanes of a, then of b; as many as a has. gcc has had clang's
 // builtin since version 12.
 #if defined(__clang__) || __GNUC__ >= 12
 #define PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
@@ -166,7 +166,6 @@ NOINLINE void gemm_pack_a(Unit *dst, const real *src, int64_t rs, int64_t cs, in
             gemm_square_a(dst, src + r * rs + k * cs, rs, cs, rows - r, depth - k);
 }
 
-// A panel of B.
 NOINLINE void gemm_pack_b(Unit *dst, const real *src, int64_t rs, int64_t cs, int64_t cols,
                           int64_t depth) {
     for (int64_t k = 0; k < depth; k += 16 * PER_UNIT, dst += 16 * NR)

@@ -200,7 +200,7 @@ __device__ inline float exp2_fast(float x) {
 
 // ------------------------------------------------------------------------------------------- sums
 
-// Reductions over groups of neighboring lanes, by default the whole warp. All lanes of the warp
+// Reductions over groups of neighbouring lanes, by default the whole warp. All lanes of the warp
 // take part, and every lane gets the result of its group; the order is fixed.
 template <typename T, typename Combine>
 __device__ T warp_all(T x, Combine combine, int lanes = WARP) {
@@ -256,7 +256,7 @@ static __device__ inline int row_column(void) {
     return (blockIdx.y * blockDim.x + threadIdx.x) * PACK;
 }
 
-// The number of this thread in a grid along x, and the number of all of them.
+// The index of this thread in a grid along x, and the number of threads.
 static __device__ inline int64_t grid_thread(void) {
     return (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
 }

@@ -32,8 +32,8 @@
 // The epilogue is the library's name for what follows a product in the same kernel: the bias, GELU
 // (which also writes pre, the "auxiliary" matrix), and the derivative of GELU. If the library has
 // no such kernel, or a slower one with GELU (matmul_or), the plain product runs, then a small
-// kernel from here. db always has kernels from here: the library's epilogue for it, BGRADB, also
-// reads dy once more.
+// kernel of ours. db always has kernels of ours: the library's epilogue for it, BGRADB, also reads
+// dy once more.
 //
 // A plan holds the descriptors of one product and the algorithm chosen for it. It is made at the
 // product's first use and kept. The algorithm is the library's first guess, or, while `tuning`, the
@@ -344,7 +344,7 @@ static inline bool matmul(Matmul f, Epilogue epilogue, Gpu *gpu, float limit = I
     return true;
 }
 
-// The product with its epilogue in one kernel; or `apart`, the plain product and kernels from here,
+// The product with its epilogue in one kernel; or `apart`, the plain product and kernels of ours,
 // if the library has no such kernel or tuning finds it slower. A plan that is not `found` keeps
 // this choice.
 template <typename F> static void matmul_or(Matmul f, Epilogue epilogue, Gpu *gpu, F apart) {
@@ -438,8 +438,8 @@ static inline void kinds_read(Plans *plans, const Json *kernels, const char *pat
     }
 }
 
-// Replaces all plans by those that an earlier run wrote, unless they are of another library, GPU or
-// precision, which a note says.
+// Replaces all plans by those that an earlier run wrote. If those are for another library, GPU or
+// precision, it prints a note instead.
 static inline void plans_read(Plans *plans, const char *text, const char *path) {
     Json *root = json_parse(text, strlen(text), path);
     const char *origin = json_get_string(root, "origin", path);
@@ -530,7 +530,7 @@ column_sums_kernel(float *partial, const real *dy, int64_t n, int out, int64_t r
     *sums_at(partial, blockIdx.x, out, j) = sum;
 }
 
-enum { COLUMN_SPLITS = 256 };  // at most so many splits of the rows for a bias's gradient
+enum { COLUMN_SPLITS = 256 };  // the most splits of the rows for a bias's gradient
 
 // dW = c dy^T x, SET or ADD;  db += sum of the rows of dy
 static inline void linear_backward_weight(const real *dy, const real *x, const Linear &l,

@@ -13,7 +13,7 @@
 #include "threads.h"
 
 // Every tensor starts at a multiple of ALIGN elements. On a GPU refuse_model (train_gpt.cu) refuses
-// sizes that leave gaps between the neighbours wq_b, wk_b, wv_b.
+// sizes that leave gaps between the neighbours wq_b, wk_b, wv_b, or between wg_b and wu_b.
 enum { ALIGN = 32 };
 
 static inline int64_t memory_padded(int64_t elements) {
@@ -62,7 +62,7 @@ typedef struct Entry {
     char name[96];
     int64_t size;    // elements
     int64_t offset;  // in the arenas of weights and of gradients
-    // From here on by layout_share, 0 before:
+    // From here on set by layout_share, 0 before:
     int owner;       // the process that updates it (ZeRO-1)
     int64_t state;   // offset in arenas of this process's shards: first moments, on GPUs sharded
                      // master weights
@@ -71,7 +71,7 @@ typedef struct Entry {
 } Entry;
 
 typedef struct Layout {
-    Entry *entries, *end;  // [count], and behind the last
+    Entry *entries, *end;  // [count], and one past the last
     int count;
     int64_t total;    // elements of the weights
     int64_t state;    // elements of an arena of this process's shards (layout_share)

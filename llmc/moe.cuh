@@ -3,7 +3,7 @@
 // the experts' rows for each token. The host waits for nothing. The equations are train_gpt.c's:
 //
 //   router     z = W_r u in float,  s = softmax(z) or sigmoid(z)
-//              S = top-k of s + bias: the K experts with the largest values, the first among equals
+//              S = top-k of s + bias: the K experts of largest value; ties go to the lower index
 //              gate_e = scale s_e / (1 or sum_S s), for e in S
 //   rows       n K rows, one for each expert of each token. Rows of one expert are neighbours, in
 //              the order of the tokens, without padding. No token is dropped.
@@ -89,8 +89,8 @@ static __device__ inline float router_lse(const wide *z, int E) {
 
 // -------------------------------------------------------------------------------- router, forward
 
-// A key for top-k: a larger score has the larger key, the first expert wins among equals, and NaN
-// comes last. Never 0.
+// A key for top-k: a larger score has a larger key, ties go to the lower index, and NaN comes last.
+// Never 0.
 static __device__ inline uint64_t router_key(float score, int j) {
     uint32_t bits = __float_as_uint(score), order = bits >> 31 ? ~bits : bits | 0x80000000u;
     if (score != score) order = 0;
@@ -156,8 +156,8 @@ router_forward_kernel(Router r) {
     }
 }
 
-// One block. Sums the chunks to loads and shares, and from the loads computes the first row of each
-// expert and the tiles of rows, `bound` at most. Loads are whole numbers below 2^24.
+// One block. Sums the chunks into loads and shares, and from the loads computes the first row of
+// each expert and the tiles of rows, at most `bound`. Loads are whole numbers below 2^24.
 static __global__ void __launch_bounds__(PLAN_THREADS)
 router_plan_kernel(Router r, int bound) {
     SHARED_DYNAMIC(int, row);

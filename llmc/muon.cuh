@@ -1,7 +1,7 @@
-// muon.cuh: Muon (Jordan et al. 2024), the optimizer of matrices of blocks. g is the clipped
+// muon.cuh: Muon (Jordan et al. 2024), the optimizer for matrices of blocks. g is the clipped
 // gradient:
 //
-//   m = mu m + (1 - mu) g     u = (1 - mu) g + mu m         momentum, as Nesterov's
+//   m = mu m + (1 - mu) g     u = (1 - mu) g + mu m         Nesterov momentum
 //   x = u / |u|                                             |u|: Frobenius norm
 //   5 times:  s = x x^T       x = a x + (b s + c s s) x     Newton-Schulz iteration
 //   w -= lr (scale x + decay w)                             scale: muon_scale (run/trainer.h)
@@ -129,7 +129,7 @@ static inline const real *muon_direction(const MuonTensor &m, Arenas t, const Up
     return muon_iterate(m, gpu);
 }
 
-// One step of the tensor, after adamw_apply has decided about it.
+// One step of the tensor, after adamw_apply has decided whether to take it.
 static inline void muon_apply(const MuonTensor &m, Arenas t, const UpdateState *state,
                               AdamWStep step, float mu, Gpu *gpu) {
     const real *x = muon_direction(m, t, state, mu, true, gpu);

@@ -88,7 +88,7 @@ static inline size_t norm_sums(const Norm *norm) {
     return norm_gains(norm) * (norm->b ? 2 : 1) + (norm->dalpha ? FOUR : 0);
 }
 
-// T neighboring threads share a line; each holds up to P packs of 16 bytes of it. A block has TEAMS
+// T adjacent threads share a line; each holds up to P packs of 16 bytes of it. A block has TEAMS
 // teams. Blocks are smaller where a thread holds many packs, so that the sums of the gains'
 // gradients fit into the shared memory of smaller GPUs too.
 template <int T, int P, int B = (T <= 32 && P >= 8 ? 128 : 256)> struct Team {
@@ -233,7 +233,7 @@ __device__ void line_normalize(Floats (&x)[N], const int (&column)[N], const Nor
 
 // Residual + norm:  t = N_out(y)    s = a skip + t    z = N_next(s)
 // A norm that is nullptr or off is skipped, and so is the residual if skip is nullptr. At least one
-// norm is given: it says n and width. Two norms have one group of the same width. s is stored
+// norm is given: it says n and width. If both are on, each has one group. s is stored
 // unless nullptr. Backward reads s as stored, so z normalizes s rounded to `real`, whether it is
 // stored or not. Outputs may be inputs.
 struct AddNorm {
@@ -317,7 +317,7 @@ static inline int gain_chunks(int gains, size_t each, const Gpu *gpu) {
     return (int)chunks;
 }
 
-// A thread's sums for N packs, in pieces of 16 bytes. Pieces of neighboring threads are neighbors,
+// A thread's sums for N packs, in pieces of 16 bytes. Pieces of neighbouring threads are adjacent,
 // so there are no bank conflicts. b == nullptr: no bias (RMSNorm). alpha: a register, for DyT.
 struct GainSums { Four *w, *b; float alpha; };
 enum { SUMS = PACK / FOUR };  // Fours per pack

@@ -1,5 +1,5 @@
-// qkv.cuh: QK norm (and norms of v) and RoPE, between the products that make q, k and v and
-// attention. One kernel does both, forward and backward; norms are norm.cuh's.
+// qkv.cuh: QK norm (and norms of v) and RoPE, after the products that make q, k and v and before
+// attention. One kernel does both in forward, another in backward; norms are norm.cuh's.
 //
 //   forward    to = rope(N(raw))
 //   backward   draw = N'(rope^-1(d); raw), gradients of gains and biases ADDed
@@ -36,7 +36,7 @@
 //   norm and RoPE    forward  2 (raw; to)         0.094 ms    backward 3 (d, raw; draw)  0.140 ms
 // LATENT moves the same, but forward reads the last R of k once for all heads, and latent_sum reads
 // their gradients again: 0.017 ms for n = 32768, NH = 16, QK = 192, R = 64. The table of angles
-// comes from the caches: the heads of a row, neighbors in a block, share its 8 R / 2 bytes.
+// comes from the caches: the heads of a row, neighbours in a block, share its 8 R / 2 bytes.
 #pragma once
 #include "norm.cuh"
 
@@ -70,8 +70,8 @@ static inline void rotary_table(float2 *host, int T, const Model *m) {
 struct PartPlace { Heads of, turned; };
 
 // A part (q, k or v) as the kernels walk it: `groups` lines per row, of one head or of all heads.
-// Blocks are dealt to the parts in turn: each of a part's `sets` (lines with a gain of their own)
-// gets `chunks` blocks; a part without work gets none.
+// Blocks are numbered part by part: each of a part's `sets` (lines with a gain of their own) gets
+// `chunks` blocks; a part without work gets none.
 struct QkvPart {
     Norm norm;
     PartPlace raw, d, to;  // backward: to is draw; d is unused in forward
@@ -240,7 +240,7 @@ __device__ void line_rotate(Floats (&x)[N], const Pairs<N> &pairs, const QkvPart
         if (pairs.column[i] < 0 || channel < 0) continue;
         const float4 *turn = reinterpret_cast<const float4 *>(rotary + channel);
         for (int k = 0; k < PACK; k++) {
-            float4 two = turn[k / 2];  // cos, sin of this angle and of a neighbor
+            float4 two = turn[k / 2];  // cos, sin of this angle and of a neighbour
             float c = k % 2 ? two.z : two.x;
             float s = direction * (k % 2 ? two.w : two.y);
             float first = x[i].v[k], second = x[i + 1].v[k];
@@ -382,7 +382,7 @@ static inline void qkv_backward(QkvParts parts, Gpu *gpu) {
             part->partial = partial;
             if (!on) continue;
             bias |= norm->b != nullptr;
-            // q and k with one shared gain: their chunks are neighbors and form one list.
+            // q and k with one shared gain: their chunks are neighbours and form one list.
             bool joins = list.count && list.of[0].gradient == norm->dw;
             if (joins) list.of[0].chunks += part->chunks;
             else partials_of(&list, norm, partial, part->chunks);

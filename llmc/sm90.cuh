@@ -5,8 +5,8 @@
 // wrote them. Semantics: NVIDIA's "PTX ISA", "Asynchronous Warpgroup Level Matrix Instructions",
 // "cp.async.bulk.tensor" and "mbarrier".
 //
-// wgmma multiplies D (64 x N, float) += A (64 x 16) B (16 x N). A warpgroup is four warps, of which
-// the first is a multiple of four. Warp w of it has rows 16 w to 16 w + 15 of D, in pieces as
+// wgmma multiplies D (64 x N, float) += A (64 x 16) B (16 x N). A warpgroup is four warps, numbered
+// from a multiple of four on. Warp w of it has rows 16 w to 16 w + 15 of D, in pieces as
 // mma.cuh draws them: column 8 n + 2 quad + j of row 16 w + 8 i + lane / 4 is d[4 n + 2 i + j]. An
 // A in registers is an A of mma.sync. Operands in shared memory are described by 64 bits
 // (tile_descriptor). The product runs in the background: from wgmma_fence, which every thread calls
@@ -14,7 +14,7 @@
 // not know that; settle(D) and settle(A) before the fence and settle(D) after the wait tell it.
 //
 // A tile of 64 columns has rows of 128 bytes, one behind the other, and begins at a multiple of
-// 1024 bytes. TMA and wgmma see it with a swizzle of 128 bytes: the 16 bytes number i of row r lie
+// 1024 bytes. TMA and wgmma see it with a swizzle of 128 bytes: the i-th 16 bytes of row r lie
 // at place i ^ r % 8, so that the same columns of 8 rows lie in different banks. A wider matrix is
 // several tiles, one behind the other.
 //
@@ -31,7 +31,7 @@ enum { STEP_BYTES = 32 };                   // of 16 columns
 enum Major { MAJOR_K, MAJOR_MN };  // rows of a tile run along the depth K, or along M or N
 
 // Whether the code that is being compiled may have these instructions: kernels have empty bodies
-// for other GPUs. (The host's code may, because it is that of no GPU.)
+// for other GPUs. (The host's pass, which is for no GPU, keeps the bodies.)
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define SM90_CODE 1
 #else
@@ -57,7 +57,7 @@ __device__ inline uint64_t tile_descriptor(const void *tile, int lead = 16) {
            (uint64_t)(8 * TILE_ROW >> 4) << 32 | 1ull << 62;
 }
 
-// The number of this warpgroup in the block. The compiler then knows that a warp has one.
+// The number of this warpgroup in the block. The shuffle tells the compiler that all lanes agree.
 __device__ inline int warpgroup_index(void) {
     return __shfl_sync(0xffffffffu, (int)threadIdx.x / WARPGROUP, 0);
 }
@@ -67,7 +67,7 @@ __device__ inline int group_row(void) {
     return threadIdx.x % WARPGROUP / WARP * 16 + threadIdx.x % WARP / 4;
 }
 
-// Where a tile has this element of a row of 64.
+// The address of this element in a tile, whose rows have 64.
 __device__ inline __nv_bfloat16 *tile_at(void *tile, int row, int column) {
     int place = (column / 8 ^ row % 8) * 8 + column % 8;
     return static_cast<__nv_bfloat16 *>(tile) + row * TILE_WIDTH + place;
@@ -164,7 +164,7 @@ __device__ inline void named_sync(int number, int threads) {
     asm volatile("bar.sync %0, %1;" :: "r"(number), "r"(threads) : "memory");
 }
 
-// Counts as arrived there, and goes on.
+// Arrives there, without waiting.
 __device__ inline void named_arrive(int number, int threads) {
     asm volatile("bar.arrive %0, %1;" :: "r"(number), "r"(threads) : "memory");
 }
@@ -247,7 +247,7 @@ template <int GROUPS> __device__ void wgmma_wait(void) {
                TO_8(120)
 
 // D += A B, or D = A B unless `add`, for an N of twice COUNT. A is a descriptor or four registers,
-// b a descriptor. P0 to P6 are the numbers of the operands behind D.
+// b a descriptor. P0 to P6 are the numbers of the operands after D.
 #define WGMMA(COUNT, N, P0, P1, P2, P3, P4, P5, P6) \
     template <Major A, Major B> \
     __device__ void wgmma(float (&d)[COUNT], uint64_t a, uint64_t b, bool add) { \
@@ -288,7 +288,7 @@ template <int COUNT> __device__ void registers_take(void) {
 // Barriers of a ring of stages: which is full, and which is empty again.
 struct RingBarriers { uint64_t *full, *empty; };
 
-// fillers: arrivals that fill a stage. One lane of each warp empties it, but for the producer's.
+// fillers: arrivals that fill a stage. One lane of each consumer warp empties it.
 template <int STAGES> __device__ void ring_init(RingBarriers r, int fillers) {
     int warps = (blockDim.x - WARPGROUP) / WARP;
     for (int i = 0; i < STAGES; i++) {

@@ -5,12 +5,12 @@
 //            for each sublayer of yn^2 = (s - a skip)^2 and of (a skip)^2; the largest of
 //            attention's peaks. nGPT: sums of (alpha yn)^2 and ((1 - alpha) skip)^2, yn = y / |y|.
 //   tensor   sums of d^2, before^2 and step^2: the gradient, the weights before the step, and what
-//            the step subtracted from them. The moments give the step again:
+//            the step subtracted from them. The step is recomputed from the moments:
 //              A      = c1 m / (sqrt(c2 v) + eps)
 //              before = (w + lr (A - decay target)) / (1 - lr decay)
 //              step   = lr (A + decay (before - target))
-//            Muon: A = scale x, which muon.cuh gives again.
-//            nGPT's matrices were normalized since. There w stands for before: both have length 1.
+//            Muon: A = scale x, which muon.cuh recomputes.
+//            nGPT's matrices have been normalized since: w stands in for before, of equal length.
 //
 // Values are float; squares and sums are double, which no square of a float overflows. A result
 // takes two kernels: a fixed grid leaves partial sums in scratch, and one block adds them in order.

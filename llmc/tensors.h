@@ -129,7 +129,7 @@ enum { RECOMPUTE_OFF, RECOMPUTE_ON, RECOMPUTE_CHEAP };    // in the order of --r
 enum { ATTN_BLOCK = 192 };                    // rows and columns of a block of attention scores
 enum { ROW_TILE = 128 };                      // rows of an expert in one tile of a GPU's product
 
-// The largest number of tiles for so many rows: the last tile of each expert may be partly empty.
+// The largest number of tiles for this many rows: the last tile of each expert may be partly empty.
 static inline int64_t row_tiles(int64_t rows, int E) { return rows / ROW_TILE + E; }
 
 // On a GPU one product computes a row [q | k | v] from a row of u, or with latent attention
@@ -179,7 +179,7 @@ ACT(site##_rstd, wide, copies, n, p->site.groups, 0, p->site.on == 1 || p->site.
 //   ai                 u of attention: its normed input
 //   qkv, qkvn          GPU: q, k, v in one matrix, before and after their norms
 //   kvc, kvcn          latent attention: the latent before (GPU: in qkv) and after its norm
-//   kr, kvb            its rotary part of k, shared by heads (GPU: in qkv); [k without kr | v]
+//   kr, kvb            the rotary part of k, shared by heads (GPU: in qkv); [k without kr | v]
 //   q, k, v, qn ..     CPU: one by one, before and after their norms
 //   scores             CPU: a block of QK^T and of its gradient, per thread
 //   lse, peak          log-sum-exp and maximum of each row of scores. lse is a natural logarithm on
@@ -206,7 +206,7 @@ ACT(site##_rstd, wide, copies, n, p->site.groups, 0, p->site.on == 1 || p->site.
 //   fy, fo, fs         the ffn's y; yn, after the out norm; s = a skip + b yn
 //   x                  stream out of the block
 //   fx                 stream after the final norm
-//   z, logits          logits before (CPU) and after their gain
+//   z, logits          logits before (CPU) and after their gain, which the GPU applies in place
 //   logsum, losses     log-sum-exp of the logits (natural) and cross-entropy of each token
 //   *_mean, *_rstd     statistics of each norm site
 #define ACT_TABLE(ACT) \

@@ -15,10 +15,10 @@ static inline int omp_get_thread_num(void) { return 0; }
 static inline int omp_in_parallel(void) { return 0; }
 #endif
 
-// Called first. Makes an idle OpenMP thread spin for some microseconds only, then sleep and leave
+// Called first. Makes an idle OpenMP thread spin for only some microseconds, then sleep and leave
 // its core to other programs. With the default, milliseconds, four runs on two cores take thirty
-// times as long as one. The runtimes read their settings before main, so the program starts once
-// more with them. The user's own setting wins.
+// times as long as one. The runtimes read their settings before main, so the program restarts
+// itself with them. The user's own setting wins.
 static inline void threads_begin(char **argv) {
 #ifdef _OPENMP
     if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT") || getenv("KMP_BLOCKTIME")) return;
@@ -34,7 +34,7 @@ static inline void threads_begin(char **argv) {
 #endif
 }
 
-enum { MAX_SHARES = 128 };  // more threads than that have no share of their own, and only steal
+enum { MAX_SHARES = 128 };  // threads beyond these have no share of their own, and only steal
 
 // Made before a parallel region, in which each thread takes pieces until none is left.
 typedef struct {
@@ -57,7 +57,7 @@ static inline int64_t shares_take(Shares *s) {
         int64_t size = s->pieces * (share + 1) / s->count - from, at;
 #pragma omp atomic read
         at = s->taken[share];
-        if (at >= size) continue;  // mostly known without a write that others would wait for
+        if (at >= size) continue;  // usually this read suffices: a write would make others wait
 #pragma omp atomic capture
         at = s->taken[share]++;
         if (at < size) return from + at;

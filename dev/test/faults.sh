@@ -6,7 +6,7 @@
 set -u
 root=$(pwd)
 train=$root/build/cpu-span-fp32/train_gpt
-# many small runs, each brought to the disk: in memory they take seconds
+# many small runs, each synced to the disk: in memory they take seconds
 dir=$(mktemp -d /dev/shm/norm-faults.XXXXXX 2> /dev/null) ||
     { dir=$root/build/test/faults; rm -rf "$dir"; }
 passed=0 failed=0 background=
@@ -85,7 +85,7 @@ done
 n=0
 for folder in run run/new; do  # made on the way, and with a slash behind it
     n=$((n + 1)); fresh; mkdir run
-    ends "fsync of $folder fails" 2 "cannot bring the folder $dir/$folder to the disk" \
+    ends "fsync of $folder fails" 2 "cannot sync the folder $dir/$folder" \
         ./shim "sync $n" "$train" $twelve --out "$dir/run/new/deep/"
 done
 # Whatever has the name of a checkpoint has all its files.

@@ -144,7 +144,7 @@ check "more processes than GPUs"                   refused \
 mkdir -p broken && : > broken/libnccl.so.2
 check "without NCCL"                               refused "apt install libnccl2" 2 \
     env LD_LIBRARY_PATH="$(pwd)/broken" "$emu/train_gpt-fp32" $short --steps 3 --out none
-check "fewer sequences than processes"             refused "at least a sequence for each" 2 \
+check "fewer sequences than processes"             refused "at least one sequence for each" 2 \
     "$emu/train_gpt-fp32" $model --batch 1 --steps 3 --out none
 # Weights of the products and gradients are whole, 12.3 and 24.6 MiB; master weights and moments are
 # those of what the first of two owns, 11.3 MiB each.

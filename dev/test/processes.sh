@@ -141,7 +141,7 @@ refused() {
     cat refused.out
     grep -q -- "$words" refused.out && grep -q -- '->' refused.out
 }
-check "fewer sequences than processes" refused "expected at least a sequence for each" \
+check "fewer sequences than processes" refused "expected at least one sequence for each" \
     mpirun -np 4 "$span" --batch 3
 check "different flags" refused "different flags" \
     mpirun -np 1 "$span" --lr 1e-3 : -np 1 "$span" --lr 2e-3

@@ -117,7 +117,7 @@ static bool verify_file(const char *dir, const Json *entry, char *error) {
         return error_set(error, "manifest.json: expected a plain file name, a size and an xxh64, "
                          "found \"%.80s\"", name);
 
-    // The message has both sizes: they tell a cut file from a changed one.
+    // The message has both sizes: they tell a truncated file from a changed one.
     char path[PATH_CAP], found[17];
     Hash hash;
     if (!file_hash(path_join(path, dir, name), &hash, NULL))
@@ -204,8 +204,8 @@ bool checkpoint_latest(const char *run_dir, char *dir) {
     return false;
 }
 
-// Each is first renamed to .tmp-: a kill leaves no half checkpoint under a final name, and the next
-// checkpoint_begin removes the rest.
+// A checkpoint is first renamed to .tmp-: a kill leaves none half removed under its final name, and
+// the next checkpoint_begin removes the rest.
 void checkpoint_prune(int run, const char *run_dir, int64_t newest, int64_t last, int64_t every) {
     char path[PATH_CAP], aside[PATH_CAP];
     int64_t step = newest + 1;

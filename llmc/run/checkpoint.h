@@ -4,7 +4,7 @@
 //                       manifest.json    {"model.safetensors": {"size": 512, "xxh64": "d24e..."},
 //                                         ...}
 //
-// A checkpoint is written as the folder .tmp-step_00000200: every file is brought to the disk, the
+// A checkpoint is written as the folder .tmp-step_00000200: every file is synced to the disk, the
 // manifest last, and then the folder is renamed. So a step_ folder is whole as soon as it exists. A
 // kill leaves a .tmp- folder, which readers ignore and the next checkpoint_begin removes. If a
 // step_ folder of the same step exists, a resume has passed over it as damaged; it is removed just

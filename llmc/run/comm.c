@@ -43,7 +43,7 @@ static void open_mpi(Comm *c, const Launcher *by) {
     void *library = dlopen("libmpi.so.40", RTLD_NOW | RTLD_GLOBAL);
     if (!library) library = dlopen("libmpi.so", RTLD_NOW | RTLD_GLOBAL);
     CHECK(library,
-          "%s began %d processes, which need Open MPI's library: %s\n"
+          "%s started %d processes, which need Open MPI's library: %s\n"
           "  -> apt install openmpi-bin", by->name, c->size, dlerror());
 #define MPI_LOAD(name, ...) *(void **)&mpi->name = comm_symbol(library, "MPI_" #name, WHERE);
     MPI_TABLE(MPI_LOAD)
@@ -57,12 +57,12 @@ static void open_mpi(Comm *c, const Launcher *by) {
     c->mpi = mpi;
     // Under a launcher of another MPI, every process would be alone.
     CHECK(c->size == began,
-          "%s began %d processes, but Open MPI finds %d: the launcher belongs to another MPI\n"
+          "%s started %d processes, but Open MPI finds %d: the launcher belongs to another MPI\n"
           "  -> start with Open MPI's mpirun", by->name, began, c->size);
 }
 
 // Ranks come from the launcher's variables. Standard output of all processes but 0 goes to
-// /dev/null, so callers print without asking for the rank.
+// /dev/null, so callers print without checking the rank.
 void comm_open(Comm *c, const char *device) {
     *c = (Comm){.size = 1};
     const Launcher *by = comm_launcher();

@@ -4,7 +4,7 @@
 // A step: every process computes the gradients of its samples. While backward goes on to earlier
 // layers, each layer's gradients are reduced to their owners (memory.h, entry_part). An owner
 // updates its shard of the weights and broadcasts it. Losses, the gradient norm and signals are
-// all-reduced through process 0 (on the CPU in the order of ranks), so all processes take the same
+// all-reduced through process 0 (on the CPU in the order of ranks), so all processes make the same
 // decision and repeated runs have the same bits. If one process dies, the others end.
 //
 // On the CPU, mpirun (Open MPI) or srun starts the processes, which communicate by MPI. Its library
@@ -68,7 +68,7 @@ void comm_catch_signals(void);
 void comm_release_signals(bool raise_late);
 int comm_signal(Comm *c);                     // the signal that any process has received, or 0
 
-// Tensors of the CPU, in the background until comm_wait; x must not change until then.
+// Moves tensors of the CPU in the background; x must not change until comm_wait returns.
 // COMM_REDUCE: the sum of every process's x goes to x of process `root`. COMM_BROADCAST: x of root
 // goes to all. element: sizeof(float) or sizeof(double).
 enum { COMM_REDUCE, COMM_BROADCAST };
@@ -76,7 +76,7 @@ void comm_start(Comm *c, int how, void *x, int64_t n, size_t element, int root);
 void comm_poke(Comm *c);                      // lets MPI make progress, which needs calls to it
 void comm_wait(Comm *c);
 
-// On GPUs: whether a process has died; the watchdog (socket.h) then ends this one in a second.
+// On GPUs: whether a process has died; the watchdog (socket.h) then ends this one a second later.
 bool comm_lost(const Comm *c);
 // Seconds that a failed transfer waits, so that the watchdog reports first that a process died.
 enum { WATCHDOG_SECONDS = 5 };

@@ -237,7 +237,7 @@ char *run_config(const Run *r) {
         before = ",";
     }
     fprintf(file, "\n  }");
-    fflush(file);                             // text and n are up to date
+    fflush(file);                             // brings text and n up to date
     text_end(file, config_end(buf, text, n), "config.json");
     return text;
 }
@@ -453,14 +453,14 @@ bool flags_resolve(FlagSet *set, const Trainer *t, int argc, char **argv) {
         printf("note: the weights of a run in %s are used in %s\n",
                strcmp(t->precision, "fp32") ? "fp32" : "bf16",
                t->precision);
-    // A resumed run has read its --init-from when it began.
+    // A resumed run read its --init-from when it began.
     if (!found && *f->init_from) config_init_from(set, &given, t);
     // The user's flags come last. If they move the end of the schedule, the learning rate of all
     // later steps changes.
     long long before = schedule_end(&set->f);
     flags_override(set, &given, found);
     long long end = schedule_end(&set->f);
-    // These notes show a mistyped --out or --steps.
+    // These notes reveal a mistyped --out or --steps.
     if (*f->out && f->resume && !found)
         printf("resume: no run in %s yet; a new one begins: %s on %s\n", f->out, set->f.model,
                *set->f.data ? set->f.data : "the built-in stories");

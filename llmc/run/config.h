@@ -23,7 +23,7 @@ Init init_from_flags(const Flags *f, const Mode *mode);
 
 // Sets the flags of a config.json. Refuses a file that is damaged, of a newer version, or of
 // another placement or precision. fp32 and bf16 may read each other's runs, since both save weights
-// in fp32; returns whether the file has the other one.
+// in fp32; returns whether the file is in the other precision.
 bool config_read(FlagSet *set, const char *path, const Trainer *t);
 
 // The folder of a checkpoint: the path itself, or the newest whole checkpoint of the run at the

@@ -73,7 +73,7 @@ static void shard_read_header(DataLoader *d, Shard *s) {
           "(unknown) or more, found version %d, %d tokens, vocabulary %d, %d bytes, %d words\n"
           "  -> write this shard again, or remove it",
           s->path, version, head[SHARD_VERSION], count, vocab, bytes, words);
-    // A cut download is the usual fault.
+    // A truncated download is the usual fault.
     long long need = SHARD_HEADER_BYTES + (int64_t)count * width;
     CHECK(size == need,
           "%s: expected %lld bytes for its %d tokens of %d bytes, found %lld\n"
@@ -123,7 +123,7 @@ static void shard_list_folder(DataLoader *d, const char *path, const char *split
     // The names of both splits are checked, whichever is asked for.
     for (int i = 0; i < n; i++) {
         const char *name = entries[i]->d_name;
-        CHECK(!strstr(name, "train") || !strstr(name, "val"),  // trained on and validated with
+        CHECK(!strstr(name, "train") || !strstr(name, "val"),  // it would be in both splits
               "%s/%s: expected \"train\" or \"val\" in the name, found both\n"
               "  -> rename the file",
               path, name);
@@ -173,7 +173,7 @@ void loader_open(DataLoader *d, const char *path, const char *split, int seq, bo
           (d->tokens > 1 ? d->tokens - 1 : 1));
 }
 
-// A running hasher ends with the shard it is at.
+// A running hasher stops after its current shard.
 void loader_close(DataLoader *d) {
     d->hasher.stop = true;
     if (d->hasher.running) pthread_join(d->hasher.thread, NULL);
@@ -212,7 +212,7 @@ void loader_hash_begin(DataLoader *d) {
     int error = pthread_create(&hasher->thread, NULL, shard_hash_all, d);
     CHECK(!error,
           "cannot start a thread that hashes the data: %s\n"
-          "  -> close other programs, or raise the limit of threads (ulimit -u)", strerror(error));
+          "  -> close other programs, or raise the limit on threads (ulimit -u)", strerror(error));
     hasher->running = true;
 }
 

@@ -9,7 +9,7 @@
 // the tokens w*T .. w*T+T-1 as inputs and the tokens w*T+1 .. w*T+T as targets; a window may
 // straddle shards. An epoch has (N-1)/T windows, each once; the last (N-1)%T tokens are left over.
 // Sample number i is a function of (seed, i) alone: nothing here counts calls, so a resumed run
-// reads on where it stopped.
+// continues where it stopped.
 //
 // The built-in corpus (data/stories.c) is such a stream in memory, generated anew for every epoch
 // of training, so it never repeats.

@@ -34,7 +34,7 @@ typedef struct Memory {
     double muon;                              // Muon's scratch
     double acts, grads;                       // activations of a micro-batch and their gradients
     double sum;                               // of the above
-    double kv_cache;                          // apart: only a run that samples has one
+    double kv_cache;                          // not in the sum: only a run that samples has one
 } Memory;
 
 // The sizes of the largest micro-batch, as the device computes it.
@@ -95,7 +95,7 @@ char *memory_advice(char text[ADVICE_CAP], const Run *r, double limit) {
     for (int i = 0; i < (s.training ? 3 : 1); i++) {       // without backward there is one level
         if (s.training) s.recompute = LEVELS[i].level;
         int B = memory_fitting(r, s, limit);
-        if (B <= best) continue;                           // recompute costs time: not for nothing
+        if (B <= best) continue;                           // not worth the time of recompute
         size_t n = best ? strlen(text) : 0;
         check_format(text + n, ADVICE_CAP - n, "%s--micro-batch %d%s", n ? ", or " : "", B,
                      LEVELS[i].flag);

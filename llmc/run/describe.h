@@ -9,7 +9,7 @@ double tensor_size(const Model *m, const Entry *e, bool active);
 double parameter_count(const Model *m, const Layout *layout, bool active);
 // Floating-point operations of training on one token: 6 for each weight of its matrix products (the
 // LM head's included, the embedding's not), and 3 L NH (QK + HS) T for the causal half of
-// attention: L layers, NH heads, QK and HS channels of q or k and of v. llm.c counts so; others
+// attention: L layers, NH heads, QK and HS channels of q or k and of v. llm.c does the same; others
 // count the full square.
 double flops_per_token(const Model *m, const Layout *layout);
 

@@ -18,8 +18,8 @@ int64_t task_token(const Task *t, int64_t i) {
     return t->width == 2 ? ((const uint16_t *)tokens)[i] : ((const uint32_t *)tokens)[i];
 }
 
-// Appends a sequence. The model reads its tokens but the last, which is only predicted; if these
-// are more than T, the last T of them.
+// Appends a sequence. The model reads all of its tokens except the last, which is only predicted;
+// if these are more than T, it reads the last T of them.
 static void add_row(Task *t, TaskRow row, int T) {
     row.inputs = least(row.tokens - 1, T);
     row.example = t->examples;
@@ -143,7 +143,7 @@ static void read_examples(Task *t, const char *path, size_t size, const TaskRead
           REWRITE, path, (long long)t->tokens, head[3], at, t->width * longest);
 }
 
-// Adds the windows of a document: n tokens behind its separator, which is at `at`.
+// Adds the windows of a document: n tokens after its separator, which is at `at`.
 static void read_document(Task *t, int64_t at, int64_t n, int T) {
     for (int64_t done = 0; done < n;) {
         int64_t scored = least(n - done, T);
@@ -232,7 +232,6 @@ static void add_task(Tasks *tasks, const char *path, const TaskReader *r) {
               "%s: another task is named %s too\n  -> rename the file", path, t->name);
 }
 
-// In the order of the list; the files of a folder in the order of their names.
 void tasks_open(Tasks *tasks, const char *list, const TaskReader *r) {
     char item[PATH_CAP], path[PATH_CAP];
     memset(tasks, 0, sizeof *tasks);
@@ -292,13 +291,13 @@ static double log_softmax(const void *logits, size_t element, int V, int64_t tar
     return chosen - max - log(sum);
 }
 
-// Scores the n sequences from order[first] on as one batch. Padding behind a shorter sequence does
+// Scores the n sequences from order[first] on as one batch. Padding after a shorter sequence does
 // not change its logits: attention is causal.
 static void score_batch(Task *t, const TaskScorer *s, int64_t first, int n) {
     TaskRow **rows = t->order + first;
     int T = CEIL_DIV(rows[0]->inputs, LENGTH_STEP) * LENGTH_STEP;
     if (T > s->T) T = s->T;
-    // Shorter sequences keep zeros behind them.
+    // Shorter sequences are padded with zeros.
     memset(s->inputs, 0, sizeof *s->inputs * n * T);
     for (int b = 0; b < n; b++) {
         const TaskRow *row = rows[b];

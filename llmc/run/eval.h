@@ -96,6 +96,6 @@ int task_metrics(const Task *t, TaskMetric metrics[TASK_METRICS]);      // retur
 // Prints the metrics as a table and logs them as the member "task_results"; then, as
 // "task_average", the mean of the metrics that task files name (data/get.py spannorm and the like).
 void tasks_report(const Tasks *tasks, Log *log);
-// The completion with the largest log p of the example that starts at row `first`, by length if
-// `norm`; ties go to the first. *next: the row where the next example starts.
+// The completion with the largest log p, divided by its length if `norm`, of the example that
+// starts at row `first`; ties go to the first. *next: the row where the next example starts.
 int task_choice(const Task *t, int64_t first, bool norm, int64_t *next);

@@ -124,7 +124,7 @@ void file_begin(FileWriter *w, int folder, const char *path) {
                 w->temp);
 }
 
-// A write may be cut short (a full disk, a signal): go on with the rest, which then says why.
+// A write may be cut short (a full disk, a signal). The write of the rest then reports why.
 void file_add(FileWriter *w, const void *data, size_t n) {
     const char *p = data;
     while (n) {
@@ -140,7 +140,7 @@ void file_add(FileWriter *w, const void *data, size_t n) {
     }
 }
 
-// fsync before rename: otherwise a crash may leave the new name with an empty file behind it.
+// fsync before rename: otherwise a crash may leave an empty file under the new name.
 Hash file_commit(FileWriter *w) {
     bool ok = fsync(w->fd) == 0 && close(w->fd) == 0 &&
               renameat(w->folder, file_name(w->temp), w->folder, file_name(w->path)) == 0;
@@ -165,7 +165,7 @@ Hash file_write_in(int folder, const char *path, const void *data, size_t n) {
 void folder_sync(int folder, const char *path) {
     char dir[PATH_CAP];
     CHECK_WRITE(fsync(folder) == 0 || errno == EINVAL,
-                "cannot bring the folder %s to the disk: %m\n  -> check the disk for errors",
+                "cannot sync the folder %s: %m\n  -> check the disk for errors",
                 file_parent(dir, path));
 }
 
@@ -193,7 +193,7 @@ int folder_open_in(int parent, const char *path) {
     return fd;
 }
 
-// As mkdir -p: tries the innermost folder first.
+// Like mkdir -p: tries the innermost folder first.
 bool folder_make(const char *path) {
     char above[PATH_CAP];
     bool has_parent = strlen(file_parent(above, path)) < strlen(path);  // not "." or "/"

@@ -1,7 +1,7 @@
 // files.h: files that survive a kill at any instant, and folders held open.
 //
-// A file is written under a temporary name, brought to the disk (fsync) and then renamed. So its
-// name always leads to the old content or to the new one, whole. Functions that take an open folder
+// A file is written under a temporary name, synced to the disk (fsync) and then renamed. So its
+// name always leads to all of the old content or all of the new. Functions that take an open folder
 // and a path work in the folder and use the path for messages; the file's name is the last part of
 // the path. A folder that is renamed while it is open still receives the files written into it.
 #pragma once
@@ -26,12 +26,12 @@ const char *file_error(void);  // errno in words, after one of the functions tha
 // Reads up to `bytes` bytes at `offset`; fewer only at the end of the file. -1 with errno set.
 int64_t file_read_at(int fd, void *out, int64_t bytes, int64_t offset);
 
-// The bytes of a regular file and a zero behind them, for the caller to free; NULL with errno set.
+// The bytes of a regular file and a zero after them, for the caller to free; NULL with errno set.
 // Refuses files of more than `most` bytes (EFBIG) before it takes memory.
 char *file_read(const char *path, int64_t most, size_t *n);
 
 // XXH64 of a regular file, and its length; false with errno set when it cannot be read. done: NULL,
-// or grows by the bytes hashed so far, for another thread to read.
+// or counts the bytes hashed so far, for another thread to read.
 bool file_hash(const char *path, Hash *hash, _Atomic int64_t *done);
 
 // A file that is being written as <path>.tmp.
@@ -55,7 +55,7 @@ int folder_open(const char *path);
 // lead out of the run.
 int folder_open_in(int parent, const char *path);
 
-// Makes a folder and those above it, and brings their names to the disk. false with errno set when
+// Makes a folder and those above it, and syncs their names to the disk. false with errno set when
 // the folder exists (EEXIST) or cannot be made.
 bool folder_make(const char *path);
 
@@ -66,5 +66,5 @@ DIR *folder_list(int folder, const char *name);
 // are never followed.
 bool folder_remove(int folder, const char *name);
 
-// Brings the names in a folder to the disk; path: a file in it, for the message.
+// Syncs the names in a folder to the disk; path: a file in it, for the message.
 void folder_sync(int folder, const char *path);

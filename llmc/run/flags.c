@@ -5,7 +5,7 @@
 #include <math.h>
 #include <strings.h>
 
-// The columns kind, default, low, high and choices of each type. A row without FREE or ONCE behind
+// The columns kind, default, low, high and choices of each type. A row without FREE or ONCE after
 // its help ends there, and resume is 0, FIXED.
 #define ROW_INT(def, low, high) INT, #def, low, high, ""
 #define ROW_NUMBER(def, low, high) NUMBER, #def, low, high, ""
@@ -49,7 +49,7 @@ static int nearest_edits(const char *a, const char *b) {
     return row[n];
 }
 
-// A nearer name replaces those found so far, an equally near one is added to the text.
+// A nearer name replaces those found so far; an equally near one is added to the text.
 void nearest_add(Nearest *n, const char *name, const char *shown) {
     size_t length = strlen(n->word);
     bool begins = length > 1 && !strncasecmp(name, n->word, length);
@@ -156,7 +156,7 @@ void flags_default(FlagSet *s) {
     for (int i = 0; i < FLAG_COUNT; i++) flag_set(s, &FLAGS[i], FLAGS[i].def, BY_DEFAULT);
 }
 
-// Brackets have the default under the default --model.
+// Brackets show the default under the default --model.
 void flags_help(const Flags *f, const char *only) {
     char name[FLAG_CAP], value[FLAG_CAP];
     const FlagRow *one = only ? flag_find(only + strspn(only, "-"), "--help", ALL) : NULL;
@@ -181,7 +181,7 @@ void flags_parse(FlagSet *s, int count, char *const *words, int by) {
         // A longer name is cut, and is then unknown.
         snprintf(name, sizeof name, "%.*s", (int)strcspn(word + 2, "="), word + 2);
         const FlagRow *row = flag_find(name, "command line", ALL);
-        // A preset may override flags of its family; a user must give each flag once.
+        // A preset may override flags of its family; a user may give each flag only once.
         CHECK(by != BY_USER || s->by[row - FLAGS] != BY_USER,
               "%s is given twice\n  -> give it once", word);
         // --flag=value, --flag value, or --flag alone.

@@ -19,7 +19,7 @@ enum { FIXED, FREE, ONCE };
 // the field's with '-' for '_'. Types, with the default as it would be typed:
 //   INT(default, low, high)   NUMBER(default, low, high)   TEXT(default)
 //   CHOICE(default, "a|b|c")  SWITCH(default): off|on
-// A flag whose choices begin with off needs no value: without one it takes the second, mostly on.
+// A flag whose choices begin with off needs no value: without one it takes the second, usually on.
 
 // The architecture. --resume, --from and --init-from take these from config.json and refuse other
 // values.
@@ -43,7 +43,7 @@ FLAG(experts, INT(0, 0, 1 << 14), \
 FLAG(experts_per_token, INT(2, 1, 1 << 14), "routed experts for each token (top-k of the router)") \
 FLAG(shared_experts, INT(0, 0, 1 << 14), \
      "shared experts, which every token uses: one ffn of this many times --ffn") \
-FLAG(dense_layers, INT(0, 0, 4096), "first layers, with a dense ffn in place of experts") \
+FLAG(dense_layers, INT(0, 0, 4096), "number of first layers with a dense ffn in place of experts") \
 FLAG(dense_ffn, INT(0, 0, 1 << 22), \
      "ffn width of --dense-layers; 0: that of a token's experts, shared ones included") \
 FLAG(router, CHOICE(softmax, "softmax|softmax-renorm|sigmoid"), \
@@ -70,7 +70,7 @@ FLAG(activation, CHOICE(swiglu, "swiglu|gelu"), "activation of the ffn") \
 FLAG(tied, SWITCH(on), "the LM head shares the embedding's weights") \
 FLAG(rope_theta, NUMBER(10000, 1, 1e9), "base of RoPE's angles") \
 FLAG(rope_factor, NUMBER(1, 1, 1e6), \
-     "Llama 3's RoPE: slow pairs of channels turn so many times slower; 1: off") \
+     "Llama 3's RoPE: slow pairs of channels turn this many times slower; 1: off") \
 FLAG(rope_original, INT(8192, 1, 1 << 24), \
      "with --rope-factor: the original --seq; a pair that turns less than once in it is slow") \
 FLAG(eps, NUMBER(1e-5, 0, 1), "epsilon of norms, under the square root") \
@@ -78,7 +78,7 @@ FLAG(emb_scale, CHOICE(one, "one|sqrt-width"), \
      "factor of the embedding: 1, or sqrt(width) as in Gemma") \
 FLAG(final_norm, CHOICE(auto, "auto|off|on"), "norm before the LM head; auto: the placement's") \
 FLAG(mix_ratio, NUMBER(0.25, 0, 1), \
-     "MIX_LN: fraction of the layers, the first ones, that are POST") \
+     "MIX_LN: fraction of the layers, counted from the first, that are POST") \
 FLAG(sdd, CHOICE(paper, CHOICES_OF(SDD_TABLE)), \
      "SDD: settings of the paper or of the released code")
 
@@ -103,7 +103,7 @@ FLAG(schedule, CHOICE(cosine, CHOICES_OF(SCHEDULE_TABLE)), \
      "learning rate schedule after the warmup") \
 FLAG(schedule_steps, INT(0, 0, 1e12), "step at which the schedule ends; 0: --steps", FREE) \
 FLAG(decay_part, NUMBER(0.2, 0, 1), \
-     "wsd: fraction of the steps after the warmup, the last ones, in which the rate falls") \
+     "wsd: last fraction of the steps after the warmup, in which the rate falls") \
 FLAG(width_base, INT(0, 0, 1 << 20), \
      "width at which --lr was tuned: scales the rate of matrices; 0: off") \
 FLAG(width_power, CHOICE(1, "1|0.5"), \
@@ -127,8 +127,8 @@ FLAG(restart_positions, SWITCH(off), \
      "with --mask-documents and --positions learned: positions count from the document's start") \
 FLAG(clip, NUMBER(1, 0, 1e9), "gradient clipping: largest global norm; 0: off") \
 FLAG(spike_z, NUMBER(10, 0, 1e9), \
-     "report a loss or gradient norm so many robust deviations above the median of the last 128; " \
-     "0: none", FREE) \
+     "report a loss or gradient norm this many robust deviations above the median of the last " \
+     "128; 0: none", FREE) \
 FLAG(skip_spikes, SWITCH(off), "skip the update at a spike (--spike-z)", FREE) \
 FLAG(z_loss, NUMBER(0, 0, 1), \
      "weight of the squared log-sum-exp of the logits (OLMo 2: 1e-5)") \
@@ -178,7 +178,8 @@ FLAG(init_from, TEXT(), "initial weights: of a run, a checkpoint or a model.safe
 FLAG(from, TEXT(), "a run or checkpoint to read for --eval or --sample, without training", ONCE) \
 FLAG(eval, SWITCH(off), "with --from: validation loss, and scores of --tasks", ONCE) \
 FLAG(sample, INT(400, 0, 1 << 20), \
-     "tokens to generate at the end, or with --from; past --seq, from the last --seq / 2", FREE) \
+     "tokens to generate at the end, or with --from; past --seq, the context becomes the last " \
+     "--seq / 2", FREE) \
 FLAG(prompt, TEXT(), \
      "text that the sample continues; -, with --from: each line of standard input", FREE) \
 FLAG(temperature, NUMBER(0.8, 0, 100), \

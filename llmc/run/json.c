@@ -2,7 +2,7 @@
 //
 // A recursive descent parser: one function for each rule of the grammar. It advances r->at past
 // what it has read; on an error it writes what it expected and returns false. The text is copied
-// once, with a zero behind it, so the functions of string.h stop at its end; strings are decoded in
+// once, with a zero after it, so the functions of string.h stop at its end; strings are decoded in
 // place.
 #include "json.h"
 #include "files.h"
@@ -29,7 +29,7 @@ static bool expected(Reader *r, const char *what) {
                      found);
 }
 
-// Steps over the word if it comes next. The zero behind the copy ends every comparison.
+// Steps over the word if it comes next. The zero after the copy ends every comparison.
 static bool take(Reader *r, const char *word) {
     size_t n = strlen(word);
     if (strncmp(r->at, word, n)) return false;
@@ -108,7 +108,7 @@ static bool read_escape(Reader *r, char **out) {
     return true;
 }
 
-// The rest of a string, behind its opening quote. It is decoded in place, which works because an
+// The rest of a string, after its opening quote. It is decoded in place, which works because an
 // escape is never shorter than its character: \n is two bytes for one, \u20AC six for three.
 static bool read_string(Reader *r, const char **text) {
     char *out = r->at;
@@ -153,7 +153,7 @@ static bool sort_members(Reader *r, Json *object) {
 // Arrays and objects hold values, which may be arrays and objects: the rules call each other.
 static bool read_value(Reader *r, int depth, Json *v);
 
-// The name of a member and the colon behind it.
+// The name of a member and the colon after it.
 static bool read_key(Reader *r, Json *member) {
     take_space(r);
     if (!take(r, "\"")) return expected(r, "the name of a member in double quotes");
@@ -166,7 +166,7 @@ static bool read_key(Reader *r, Json *member) {
 // the root frees all of them after an error.
 static bool read_items(Reader *r, int depth, Json *v, bool object) {
     const char *close = object ? "}" : "]";
-    if (depth == JSON_DEPTH) return expected(r, "at most 64 arrays and objects in each other");
+    if (depth == JSON_DEPTH) return expected(r, "at most 64 nested arrays and objects");
     v->kind = object ? JSON_OBJECT : JSON_ARRAY;
     take_space(r);
     if (take(r, close)) return true;
@@ -207,7 +207,7 @@ bool json_try_parse(const char *text, size_t n, Json **out, char *error) {
     return ok;
 }
 
-#define REPAIR "\n  -> repair the file, or restore it from where it came from"
+#define REPAIR "\n  -> repair the file, or restore it from its source"
 
 // The caller may free or change the text: the tree has its own copy.
 Json *json_parse(const char *text, size_t n, const char *where) {
@@ -271,7 +271,7 @@ const char *json_get_string(const Json *object, const char *key, const char *whe
 // ----------------------------------------------------------------------------------------- writing
 
 // Escapes only what JSON demands: quotes, backslashes and control characters. Each invalid byte is
-// replaced alone: UTF-8 may go on right behind it.
+// replaced on its own: valid UTF-8 may follow right after it.
 void json_write_string(FILE *f, const char *text) {
     const char *invalid = utf8_end(text);
     fputc('"', f);

@@ -36,7 +36,7 @@ bool json_try_parse(const char *text, size_t n, Json **out, char *error);
 
 // The same, but a fault ends the program; `where` is the file's name, for the message.
 Json *json_parse(const char *text, size_t n, const char *where);
-Json *json_read_file(const char *path, char **text);  // text: NULL, or gets it, to be freed
+Json *json_read_file(const char *path, char **text);  // text: NULL, or receives it, to be freed
 void json_free(Json *v);
 
 // The member of that name, or NULL: also when `object` is NULL or not an object, so calls nest.

@@ -56,7 +56,7 @@ void log_open(Log *log, int folder, const char *path, int64_t step) {
 // EINVAL: the file system has no fsync.
 void log_sync(Log *log) {
     CHECK_WRITE(!log->fd || fsync(log->fd) == 0 || errno == EINVAL,
-                "cannot bring %s to the disk: %m\n"
+                "cannot sync %s: %m\n"
                 "  -> check the disk for errors; " GO_ON, log->path);
 }
 
@@ -66,7 +66,7 @@ void log_close(Log *log) {
 
 // ----------------------------------------------------------------------------------------- a line
 
-// The line is built in memory, so it can be written at once.
+// The line is built in memory, so that one write takes it.
 void log_begin(Log *log) {
     log->line = text_begin(&log->text, &log->length, "a line of the log");
     fputc('{', log->line);
@@ -119,7 +119,7 @@ char *log_take(Log *log) {
     return log->text;
 }
 
-// Usually one write takes the whole line. Near a full disk or under a signal the rest follows.
+// Usually one write takes the whole line. On a nearly full disk or after a signal the rest follows.
 void log_end(Log *log) {
     char *text = log_take(log);
     for (size_t at = 0; log->fd && at < log->length;) {
@@ -131,7 +131,6 @@ void log_end(Log *log) {
     free(text);
 }
 
-// Hours are shown from one hour on.
 const char *log_duration(char buf[32], double seconds) {
     long long s = (long long)(seconds + 0.5);
     if (s < 3600) return check_format(buf, 32, "%lld:%02lld", s / 60, s % 60);

@@ -1,5 +1,5 @@
-// presets.c: the named models. A paper's preset includes its training recipe (steps: tokens in all
-// over tokens per step). If a paper leaves a number open, the note says so, and what was taken.
+// presets.c: the named models. A paper's preset includes its training recipe (steps: total tokens
+// over tokens per step). If a paper leaves a number open, the note says so, and what was chosen.
 #include "presets.h"
 
 // Each macro is a model family with its paper's training recipe; a row below adds a size. A later
@@ -117,7 +117,7 @@ const Preset PRESETS[] = {
     {0},
 };
 
-// Similar names are collected in case none is equal. The name becomes the value of --model, so
+// Similar names are collected in case none matches. The name becomes the value of --model, so
 // config.json keeps it.
 void flags_preset(FlagSet *set, const char *name) {
     Nearest near = nearest_begin(name);

@@ -58,7 +58,7 @@ struct Run {
     Optimizer optimizer;                  // its update,
     double lr;                            // and scheduled rate, without the factors of --width-base
 
-    double started, printed;              // seconds: training time began, last line of progress,
+    double started, printed;              // seconds: start of training, last line of progress,
     double finished;                      // and the end of the last step
     int64_t started_tokens;
     double peak;                          // FLOP/s of all devices; 0: unknown
@@ -73,7 +73,7 @@ void run_init_weights(Run *r);            // random, by init.h
 void run_read_weights(Run *r, const char *from);      // of a run, a checkpoint, a model.safetensors
 void run_resume(Run *r);                  // from the newest whole checkpoint in --out
 bool run_save(Run *r);                    // false: weights are not finite, nothing was saved
-unsigned long long run_hash(Run *r);      // of all weights: equal hashes are equal models
+unsigned long long run_hash(Run *r);      // of all weights: equal hashes mean equal models
 void run_know_data(Run *r, DataLoader *d);            // waits for the data's hash
 void run_save_tensors(Run *r, Checkpoint *c, const char *file, int first_kind, int last_kind);
 

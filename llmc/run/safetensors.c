@@ -99,7 +99,7 @@ static int compare_places(const void *a, const void *b) {
     return (tensor_bytes(x) > tensor_bytes(y)) - (tensor_bytes(x) < tensor_bytes(y));
 }
 
-// Reads an array of at most `most` sizes; returns how many; -1: it is no such array.
+// Reads an array of at most `most` sizes; returns how many; -1: it is not such an array.
 static int read_sizes(const Json *v, int most, int64_t *sizes) {
     if (!v || v->kind != JSON_ARRAY || v->count > (size_t)most) return -1;
     for (const Json *i = v->first; i; i = i->next) {
@@ -145,7 +145,7 @@ static bool check_cover(SafetensorsFile *file, const char *data, int64_t bytes, 
            error_set(error, "byte %td of the data belongs to no tensor or to several", at - data);
 }
 
-// Fills the file's tensors from the header, n bytes; the data are the `bytes` bytes behind it.
+// Fills the file's tensors from the header, n bytes; the data are the `bytes` bytes after it.
 // "__metadata__" has strings about the file, by the format; they are ignored.
 static bool read_header(const char *text, size_t n, int64_t bytes, SafetensorsFile *file,
                         char *error) {
@@ -190,7 +190,7 @@ bool safetensors_open(const char *path, SafetensorsFile *file, char *error) {
     return ok;
 }
 
-// Linear search: a model reads each of some hundred tensors once.
+// Linear search: a model reads each of a few hundred tensors once.
 const Tensor *safetensors_find(const SafetensorsFile *file, const char *name) {
     for (int i = 0; i < file->count; i++)
         if (!strcmp(file->tensors[i].name, name)) return &file->tensors[i];

@@ -12,12 +12,12 @@ enum { TENSOR_RANK = 4 };
 // A name, a type and a shape for memory that the caller or a mapped file owns.
 typedef struct {
     const char *name;
-    const char *dtype;  // written: F32, F64; read too: BF16, F16; else known by size
+    const char *dtype;  // written: F32, F64; also read: BF16, F16; others only by size
     int rank;           // 0 is a scalar
     int64_t shape[TENSOR_RANK];
     const void *data;                    // in a mapped file it may be unaligned
-    const void *(*bring)(void *source);  // for writing: gives the data when its turn comes, good
-    void *source;                        // until the next tensor's turn; NULL: data is written
+    const void *(*bring)(void *source);  // for writing: returns the data, valid until the next
+    void *source;                        // tensor's turn; NULL: data is written
 } Tensor;
 
 typedef struct {
@@ -41,8 +41,7 @@ const Tensor *safetensors_find(const SafetensorsFile *file, const char *name);  
 // (element bytes each); bit for bit if that is the tensor's type. Refuses integers.
 void safetensors_read_real(const Tensor *t, int64_t first, int64_t most, void *out, size_t element);
 
-// Writes a file and returns the hash of all of it. *bad grows by the values that are infinite or
-// NaN.
+// Writes a file and returns its hash. *bad grows by the number of infinite or NaN values.
 Hash safetensors_write(int folder, const char *path, const Tensor *tensors, int count,
                        int64_t *bad);
 

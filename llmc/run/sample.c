@@ -1,5 +1,5 @@
-// sample.c: generated text. The model reads the prompt at once (prefill), then one token at a time
-// (decode) with a KV cache.
+// sample.c: generated text. The model reads the prompt in one pass (prefill), then one token at a
+// time (decode) with a KV cache.
 #include "run.h"
 #include <unistd.h>
 
@@ -108,7 +108,6 @@ static void sample_lines(Run *r) {
     char *line = NULL;
     size_t cap = 0;
     for (int64_t number = 0;; number++) {
-        // The sign of an interactive prompt.
         if (isatty(STDIN_FILENO)) printf("> ");
         fflush(stdout);
         ssize_t n = getline(&line, &cap, stdin);

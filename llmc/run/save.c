@@ -1,6 +1,6 @@
 // save.c: the content of a checkpoint, and how --resume, --from and --init-from read it. A resumed
-// run ends with the bits of the unbroken run. Weights and moments that are not finite are never
-// saved, and refused when they are read.
+// run ends with the same bits as an unbroken one. Weights and moments that are not finite are never
+// saved, and are refused when they are read.
 //
 //   step_00000200/  model.safetensors      weights
 //                   optimizer.safetensors  AdamW's moments: exp_avg.NAME, exp_avg_sq.NAME; Muon's
@@ -220,14 +220,14 @@ void run_know_data(Run *r, DataLoader *d) {
 }
 
 // Whether `name` in `folder` still leads to the open file or folder fd. Device and inode number
-// identify a file whatever its name. flags: AT_SYMLINK_NOFOLLOW or 0, whether a link counts.
+// identify a file whatever its name. flags: 0 follows a link, AT_SYMLINK_NOFOLLOW does not.
 static bool file_is(int fd, int folder, const char *name, int flags) {
     struct stat held, named;
     return fstat(fd, &held) == 0 && fstatat(folder, name, &named, flags) == 0 &&
            held.st_ino == named.st_ino && held.st_dev == named.st_dev;
 }
 
-// Before a save: refuses a run's folder that was removed. One that was moved still takes the save.
+// Before a save: refuses a run's folder that was removed. One that was moved is accepted.
 static void check_folder_exists(const Run *r) {
     struct stat info;
     if (r->comm.rank || file_is(r->folder, AT_FDCWD, r->out, 0)) return;
@@ -238,7 +238,7 @@ static void check_folder_exists(const Run *r) {
 
 // After a save: refuses to go on if the folder was moved, or the log removed or replaced.
 static void check_folder_in_place(const Run *r) {
-    // Linux gives the present path of an open folder.
+    // Linux gives the current path of an open folder.
     char link[64], now[PATH_CAP];
     check_format(link, sizeof link, "/proc/self/fd/%d", r->folder);
     ssize_t n = readlink(link, now, sizeof now - 1);

@@ -25,7 +25,7 @@ static double group_factor(const Flags *f, int group) {
     return pow((double)f->width_base / f->width, power);
 }
 
-// The groups of tensors.h: rate and weight decay each, the rest for all.
+// Each group of tensors.h has its own rate and weight decay; all share the rest.
 Optimizer schedule_optimizer(const Flags *f, double lr, int64_t update) {
     double decay = f->weight_decay;
     Optimizer o = {

@@ -19,5 +19,5 @@ SCHEDULE(CONSTANT, "constant", 1)
 long long schedule_end(const Flags *f);
 // The learning rate of a step, counted from 1.
 double schedule_lr(const Flags *f, int64_t step);
-// The settings of the update-th update, at the learning rate lr; no limits of --skip-spikes.
+// The settings of update number `update` at the learning rate lr; no limits of --skip-spikes.
 Optimizer schedule_optimizer(const Flags *f, double lr, int64_t update);

@@ -36,7 +36,7 @@ static bool transfer(int fd, void *data, size_t bytes, bool sends) {
     return true;
 }
 
-// A receive fails after so many seconds; 0: never.
+// A receive fails after this many seconds; 0: never.
 static void set_timeout(int fd, int seconds) {
     struct timeval limit = {seconds, 0};
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
@@ -64,14 +64,14 @@ static void keep_connection(Sockets *s, int peer, int fd, int watch) {
     s->peers[watch][peer] = fd;
 }
 
-// MASTER_ADDR need not be an address of this machine's own interfaces, so it listens on all.
+// MASTER_ADDR need not be an address of this machine's own interfaces, so process 0 listens on all.
 static int start_listening(struct sockaddr_in at, bool here) {
     int fd = socket(AF_INET, SOCK_STREAM, 0);
     // If all processes are on this machine, no other machine can connect.
     at.sin_addr.s_addr = htonl(here ? INADDR_LOOPBACK : INADDR_ANY);
     set_option(fd, SOL_SOCKET, SO_REUSEADDR, 1);
     CHECK(!bind(fd, (struct sockaddr *)&at, sizeof at) && !listen(fd, SOMAXCONN),
-          "process 0 cannot listen at port %d: %m\n"
+          "process 0 cannot listen on port %d: %m\n"
           "  -> another run may use it: set MASTER_PORT=%d, or any free port, for all processes",
           ntohs(at.sin_port), DEFAULT_PORT + 100);
     return fd;
@@ -220,7 +220,7 @@ Sockets *sockets_open(int rank, int size, bool here) {
     int error = pthread_create(&s->watchdog, NULL, watch_peers, s);
     CHECK(!error,
           "cannot start a thread: %s\n"
-          "  -> close other programs, or raise the limit of threads (ulimit -u)", strerror(error));
+          "  -> close other programs, or raise the limit on threads (ulimit -u)", strerror(error));
     return s;
 }
 
@@ -231,7 +231,7 @@ void sockets_move(Sockets *s, void *data, size_t bytes, int from, int to) {
     bool whole = transfer(s->peers[TALK][sends ? to : from], data, bytes, sends);
     if (!whole) sleep(WATCHDOG_SECONDS);      // the watchdog exits first if a process has died
     CHECK(whole,
-          "the connection of processes %d and %d broke\n  -> " GO_ON, from, to);
+          "the connection between processes %d and %d broke\n  -> " GO_ON, from, to);
 }
 
 bool sockets_lost(const Sockets *s) { return s->lost; }

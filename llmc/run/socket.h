@@ -1,11 +1,11 @@
-// socket.h: how processes with a GPU each connect, exchange small messages and notice that one of
+// socket.h: how processes, each with a GPU, connect, exchange small messages and notice that one of
 // them has died. Two TCP connections (IPv4) lead from every process to process 0:
 //
 //   talk     small messages, sent by the main thread
 //   watch    a thread waits here for GOODBYE, or for the rank of a process that has died.
 //            If a connection ends without either, its process has died.
 //
-// Process 0 listens at port MASTER_PORT + 1 of MASTER_ADDR: torchrun sets both and listens at
+// Process 0 listens on port MASTER_PORT + 1 of MASTER_ADDR: torchrun sets both and listens on
 // MASTER_PORT itself. On one machine neither is needed; without MASTER_PORT the port is 29501.
 //
 // Process 0 notices every death and tells the others. A machine that vanishes counts as dead after

@@ -13,12 +13,12 @@
 
 enum { SPIKE_WINDOW = 128 };              // values in a window
 enum { SPIKE_ENOUGH = 64 };               // values before the first z-score
-enum { SPIKES_IN_A_ROW = 10 };            // so many spikes in a row are a new level
+enum { SPIKES_IN_A_ROW = 10 };            // this many spikes in a row are a new level
 
 typedef struct SpikeWindow {
     double values[SPIKE_WINDOW];          // the oldest first
     int count;                            // values in use
-    int in_a_row;                         // spikes since the last value that was none
+    int in_a_row;                         // spikes since the last value that was not one
 } SpikeWindow;
 
 double spike_median(double *x, int n);                        // sorts x

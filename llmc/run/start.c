@@ -43,7 +43,7 @@ static void open_data(Run *r) {
         check_vocab(r, &r->data, "training");
     }
     CHECK(r->training || r->has_val,
-          "--eval: expected validation data, and %s %s\n  -> --val-data PATH", f->data,
+          "--eval: expected validation data, but %s %s\n  -> --val-data PATH", f->data,
           file_exists(f->data) ? "is not a folder" : "does not exist");
     if (!r->has_val) return;
     loader_open(&r->val, *f->val_data ? f->val_data : f->data, "val", f->seq, 0, 0);
@@ -228,7 +228,7 @@ static int lock_folder(const char *out) {
     return folder;
 }
 
-// Makes the folder of --out; without --out runs/<mode>-<model>-<time>, with a number behind it if
+// Makes the folder of --out; without --out, runs/<mode>-<model>-<time>, with a number appended if
 // that exists. Returns whether it is new.
 static bool make_folder(Run *r) {
     char name[PATH_CAP], stamp[32] = "";
@@ -342,14 +342,14 @@ static void check_processes(Run *r) {
           "the processes have different flags, data or builds, or see different checkpoints\n"
           "  -> start all of them with one command, with --out on a disk that they share");
     CHECK(r->f->batch >= r->comm.size,
-          "--batch %lld for %d processes: expected at least a sequence for each\n"
+          "--batch %lld for %d processes: expected at least one sequence for each\n"
           "  -> a larger --batch, or fewer processes", r->f->batch, r->comm.size);
 }
 
 Run *run_open(const Trainer *t, int argc, char **argv) {
     check_streams_begin();
     threads_begin(argv);                  // may start the program again, with other variables
-    signal(SIGXFSZ, SIG_IGN);             // a file at its size limit is a failed write
+    signal(SIGXFSZ, SIG_IGN);             // a write past the file size limit then fails
     if (print_and_end(t, argc, argv)) {
         check_streams_end();
         return NULL;
@@ -391,7 +391,7 @@ Run *run_open(const Trainer *t, int argc, char **argv) {
     return r;
 }
 
-// Also after --show, when most of a run was never opened: each close accepts what is all zero.
+// Also called after --show, when most of a run was never opened: each close accepts zeroed memory.
 int run_close(Run *r, int status) {
     loader_close(&r->data);
     loader_close(&r->val);

@@ -187,7 +187,7 @@ static int class_at(const Tokenizer *t, const char *text, size_t n, size_t at, s
 
 static bool is_newline(char c) { return c == '\n' || c == '\r'; }
 
-// Bytes of the contraction behind an apostrophe: s, d, m, t, ll, ve or re; 0: there is none.
+// Bytes of the contraction after an apostrophe: s, d, m, t, ll, ve or re; 0: there is none.
 // `fold`: also in capitals, and with the long s, U+017F, whose capital is S.
 static size_t contraction(const char *text, size_t n, bool fold) {
     const char small = fold ? 'a' - 'A' : 0;  // the bit that distinguishes them
@@ -231,10 +231,10 @@ size_t tokenizer_piece(const Tokenizer *t, const char *text, size_t n, size_t at
 
 // ------------------------------------------------------------------------------------------ merges
 
-// Byte-pair encoding (BPE) of a piece. It starts as single bytes, SentencePiece's as characters.
+// Byte-pair encoding (BPE) of a piece. It starts as single bytes (SentencePiece: characters).
 // Among all adjacent parts whose bytes together are a token, the pair with the token of lowest rank
-// is merged, the leftmost one first, until no pair is left. Ranks have the order in which merges
-// were learned, so no list of pairs is needed. A binary heap has the possible merges, lowest rank
+// is merged, the leftmost one first, until no pair is left. Ranks follow the order in which merges
+// were learned, so no list of pairs is needed. A binary heap holds the possible merges, lowest rank
 // first, so a piece of n bytes takes n log n steps. An entry is stale, and skipped, if the two
 // parts at its place no longer have as many bytes as its token.
 typedef struct {
@@ -277,12 +277,12 @@ static void merges_add(Merges *m, size_t i) {
 }
 
 // Writes the tokens of a piece of n bytes, at most n, and returns how many. A part that is no token
-// becomes its bytes. The heap gets less than 3 n entries: n - 1 at first, and two for each of at
+// becomes its bytes. The heap gets fewer than 3 n entries: n - 1 at first, and two for each of at
 // most n - 1 merges.
 static int64_t merge_piece(const Tokenizer *t, const char *piece, size_t n, int32_t *tokens) {
     uint64_t *heap = check_alloc(4 * n * sizeof *heap, "a word");
     uint32_t *length = (uint32_t *)(heap + 3 * n);
-    uint32_t *before = length + n;  // [n] where the part before the one that begins here begins
+    uint32_t *before = length + n;  // [n] start of the part before the one that begins here
     Merges m = {t, piece, n, heap, 0, length};
     int64_t count = 0;
     for (size_t i = 0; i < n; i += length[i]) {
@@ -337,7 +337,7 @@ static int64_t encode_words(const Tokenizer *t, const char *text, size_t n, bool
     return count;
 }
 
-// The special token whose name begins the text, the longest, and its length; -1: none does.
+// The longest special token whose name begins the text, and its length; -1: there is none.
 static int32_t find_name(const Tokenizer *t, const char *text, size_t n, size_t *length) {
     int32_t longest = -1;
     size_t bytes;
@@ -356,7 +356,7 @@ int64_t tokenizer_encode(const Tokenizer *t, const char *text, size_t n, int32_t
     CHECK(t->encodes,
           "this tokenizer only decodes\n"
           "  -> python3 data/tokenizer.py FOLDER writes another, or says why not");
-    CHECK(n < UINT32_MAX, "expected less than 4 GiB of text, found %zu bytes\n  -> break it", n);
+    CHECK(n < UINT32_MAX, "expected less than 4 GiB of text, found %zu bytes\n  -> split it", n);
     int64_t count = 0;
     for (size_t at = 0, length, before = 0, kind; at < n; at += length, before = kind) {
         kind = t->classes[code_at(text, n, at, &length)];

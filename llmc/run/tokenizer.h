@@ -2,9 +2,9 @@
 // OLMo 2, SmolLM2 (bytes) and Llama 2, Mistral (characters, as SentencePiece has them) do it.
 //
 // Version 2 of the file is llm.c's gpt2_tokenizer.bin, followed by the classes of characters that
-// encoding needs; llm.c's readers stop before them. Version 3 states how text is cut, too; the
-// words that do are 0 in version 2. data/tokenizer.py writes both. Little-endian, as x86-64 and
-// AArch64 are.
+// encoding needs; llm.c's readers stop before them. Version 3 also states how text is cut, in
+// words of the header that are 0 in version 2. data/tokenizer.py writes both. Little-endian, as
+// x86-64 and AArch64 are.
 //
 //   header, 256 x uint32    magic 20240328, version, number of tokens, end-of-text token, ranges of
 //                           each of the 5 classes, the words `how` of Tokenizer, then zeros
@@ -17,7 +17,7 @@
 //
 // Three classes are what \p{L}, \p{N} and \s match, so the file determines the version of Unicode.
 // Two are characters that the tokenizer's normalizer (NFC) may replace or sort: text that it may
-// change is refused. A file without ranges, as llm.c's, decodes and does not encode.
+// change is refused. A file without ranges, such as llm.c's, decodes but does not encode.
 //
 // Sources: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.2,
 // and their code's pattern; Kudo and Richardson 2018, "SentencePiece"; tiktoken and Hugging Face's
@@ -41,7 +41,7 @@ typedef struct {
     size_t size;
     uint32_t *where;  // [count] offset of each token's bytes in the file; the byte before: how many
     int32_t *order;   // [rank] the tokens that merging makes
-    int32_t *names;   // [how.names] special tokens, behind them
+    int32_t *names;   // [how.names] special tokens, after those
     int32_t *slots;   // [mask + 1] hash table from bytes to rank; -1: empty
     uint64_t mask;
     uint8_t *classes;  // [code points] CLASS_*
@@ -62,7 +62,7 @@ void tokenizer_open(const char *path, Tokenizer *t);
 bool tokenizer_try_open(const char *path, Tokenizer *t, char *error);
 void tokenizer_close(Tokenizer *t);
 
-// The token that merging makes of exactly these bytes, or -1. The end-of-text token is none.
+// The token that merging makes from exactly these bytes, or -1. The end-of-text token is not one.
 int32_t tokenizer_find(const Tokenizer *t, const char *bytes, size_t n);
 
 // The bytes of a token. A character may be split over several tokens.

@@ -261,7 +261,7 @@ static void print_progress(Run *r, const Update *u) {
     bool due = now - r->printed >= 2;                     // a terminal needs no more
     if (!due && r->step > 1 && r->step < f->steps) return;
     if (due) run_note_pace(r, seconds);
-    // The ETA is at the mean rate so far, without validations and checkpoints.
+    // The ETA assumes the mean rate so far, without validations and checkpoints.
     char eta[32];
     double tokens_left = (f->steps - r->step) * f->batch * r->m.T;
     printf("step %6lld/%lld  loss %.4f", r->step, f->steps, u->loss.ce);
@@ -394,7 +394,7 @@ static bool is_due(const Run *r, int64_t every) {
 int train(Run *r) {
     const Trainer *t = r->t;
     const Flags *f = r->f;
-    int status = -1;                                      // none: it trains, or has diverged
+    int status = -1;                                      // none: still training, or diverged
     if (!r->training) return 0;
     begin_training(r);
     while (status < 0) {

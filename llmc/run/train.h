@@ -13,7 +13,7 @@ typedef struct Run Run;                       // run.h
 Run *run_open(const Trainer *t, int argc, char **argv);
 
 // The training loop. Returns the exit status: 0 when the last step is done, 128 + the signal that
-// stopped the run, EXIT_DIVERGED. Does nothing in a command that only reads a model (--from).
+// stopped the run, or EXIT_DIVERGED. Does nothing in a command that only reads a model (--from).
 int train(Run *r);
 
 void evaluate(Run *r);                        // --eval: validation loss and --tasks

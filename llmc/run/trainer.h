@@ -164,8 +164,8 @@ typedef struct Trainer {
 
     // Forward of the next n tokens of one text, from `position` on. Keys and values of earlier
     // positions are in the KV cache, which the first call allocates; position 0 begins another
-    // text. Row 0 of logits is then that of the last token, on the CPU bit for bit as in forward.
-    // Adds to no loss and no statistics. With several processes only the caller takes part.
+    // text. Row 0 of logits then belongs to the last token; on the CPU it has the bits of forward.
+    // Losses and statistics do not change. With several processes only the caller takes part.
     void (*decode)(Gpt *gpt, const int32_t *inputs, int n, int position);
     // A row of V logits of the last forward without targets, or of the last decode.
     const void *(*logits)(Gpt *gpt, int64_t row);
@@ -222,10 +222,10 @@ static inline void documents_find(int32_t *begins, int32_t *ends, const int32_t 
     }
 }
 
-// Makes B sequences of T tokens the current micro-batch, at most as many as memory was made for.
+// Makes B sequences of T tokens the current micro-batch. Refuses more than was allocated for.
 static inline void sizes_set(Sizes *now, const Sizes *max, int B, int T) {
     CHECK(B * T <= max->n && T <= max->T,
-          "a batch of %d x %d tokens where memory was made for %d x %d", B, T, max->B, max->T);
+          "a batch of %d x %d tokens, but memory was allocated for %d x %d", B, T, max->B, max->T);
     now->B = B;
     now->T = T;
     now->n = B * T;

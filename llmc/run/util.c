@@ -129,7 +129,7 @@ const char *utf8_end(const char *text) {
     return text;
 }
 
-// The inverse of utf8_length: 6 bits a byte behind a first byte that tells how many follow.
+// The inverse of utf8_length: 6 bits a byte after a first byte that tells how many follow.
 char *utf8_put(char *out, uint32_t code) {
     static const uint8_t FIRST[] = {0, 0xC0, 0xE0, 0xF0};
     int more = (code >= 0x80) + (code >= 0x800) + (code >= 0x10000);  // bytes after the first

@@ -65,12 +65,12 @@ void text_end(FILE *f, const char *last, const char *what);
 // short, overlong, a surrogate or past U+10FFFF.
 size_t utf8_length(const char *text, size_t n);
 const char *utf8_end(const char *text);    // the first byte that is not UTF-8, or the final zero
-char *utf8_put(char *out, uint32_t code);  // writes the character, returns the place behind it
+char *utf8_put(char *out, uint32_t code);  // writes the character, returns the place after it
 
 double clock_seconds(void);  // on the monotonic clock, which clock adjustments do not move
 
 // main calls these first and last. begin opens /dev/null for closed standard streams; otherwise the
-// next file opened would get their number, and be printed into. end refuses output that could not
+// next file opened would take their number and receive the output. end fails if output could not
 // be written.
 void check_streams_begin(void);
 void check_streams_end(void);
