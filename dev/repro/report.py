@@ -256,7 +256,8 @@ def span(values, write):
 def short(value):
     return (f"{value / 1e6:.3g}M" if value >= 1e6
             else f"{value / 1e3:.3g}k" if value >= 1e3
-            else f"{value:.2g}")
+            else f"{value:.2g}" if value < 100
+            else f"{value:.0f}")
 
 
 def size_text(read, results):
