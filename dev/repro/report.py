@@ -474,7 +474,7 @@ def loss_grids(results):
     lines = []
     for name in repro.studies():
         found = results.get(name)
-        if not found or int(found["flags"]["steps"]) == 1:
+        if not found or int(found["flags"]["steps"]) <= int(found["flags"]["warmup"]):
             continue
         axes = found["axes"]
         others = [axis for axis in axes if axis == "mode"
