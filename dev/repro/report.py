@@ -261,12 +261,13 @@ def short(value):
 
 
 def size_text(read, results):
-    """Widths, tokens, parameters and tokens per parameter of runs."""
-    flag = lambda name, run, axis: int(run["axes"].get(axis) or results[name]["flags"][axis])
-    sizes = [(flag(name, run, "width"), run["parameters"],
-              run["steps"] * flag(name, run, "batch") * flag(name, run, "seq"))
+    """Layers, widths, tokens, parameters and tokens per parameter of runs."""
+    flag = lambda axis, name, run: int(run["axes"].get(axis) or results[name]["flags"][axis])
+    sizes = [(flag("width", name, run), run["parameters"],
+              run["steps"] * flag("batch", name, run) * flag("seq", name, run))
              for name, run in read]
-    return (f"width {span([width for width, _, _ in sizes], str)}, "
+    return (f"{span([flag('layers', *one) for one in read], str)} layers, "
+            f"width {span([width for width, _, _ in sizes], str)}, "
             f"{span([tokens for _, _, tokens in sizes], short)} tokens, "
             f"{span([parameters for _, parameters, _ in sizes], short)} parameters, "
             f"{span([tokens / parameters for _, parameters, tokens in sizes], short)} tokens a "
@@ -494,19 +495,20 @@ HEAD = """# What reproduces at small scale
 
 Written by `python3 dev/repro/repro.py` from [claims.toml](claims.toml) and [results/](results/);
 `--table` writes it again without runs, `--fresh STUDY` runs a study anew. {count} claims of four
-papers, each with a predicted side. Sides were written down before the figure was looked at, except
-for {corrected} claims, which were corrected or added afterwards ("What changed" names them).
+papers, each with a predicted side. For {plain} claims the side was written down before the figure
+was looked at; {corrected} were corrected or added afterwards (they are among "What changed").
 
-Rows without a verdict lack runs, or have the best rate of an arm at an end of their grid. The
-models of the built-in stories were trained on at most {tokens} tokens, far fewer than any paper's.
-The rows say what such models do, and neither confirm nor refute a paper.
+Rows without a verdict lack a second width or runs, have a best rate at an end of a grid, or need
+another machine. The models of the built-in stories were trained on at most {tokens} tokens, far
+fewer than any paper's. The rows say what such models do, and neither confirm nor refute a paper.
 
 **The rule**, mechanical (report.py, statistic.py), nobody marks anything by eye:
 
 1. A comparison *agrees* if its 95 % interval lies wholly on the predicted side, *disagrees* if
-   wholly on the other. Several comparisons of a claim must all agree; one that disagrees is enough.
-   They are tested with Holm's correction over the claim's comparisons of that scale; what each
-   would be without it is in the row.
+   wholly on the other. A claim agrees if all its comparisons do, and disagrees if one does; but a
+   missing run, a best rate at an end of the grid or too few seeds (in this order) come first.
+   Comparisons are tested with Holm's correction over the claim's comparisons of that scale; what
+   each would be without it is in the row.
 2. There is no verdict while the best learning rate of an arm is the first or the last tried. Where
    a study has one rate, nothing shows that it is the best.
 3. *Always* and *never* need {fail_seeds} seeds or more. They agree if all seeds are alike, and
@@ -568,20 +570,20 @@ def render(table, here):
                 for claim in table["claim"]}
     ended = [run for name, found in results.items() for run in found.get("runs", [])]
     parts = sum(len(claim.get("expect", [])) for claim in table["claim"])
+    corrected = sum("put_right" in claim for claim in table["claim"])
     lines = HEAD.format(count=len(table["claim"]), parts=parts, fail_seeds=statistic.FAIL_SEEDS,
-                        small=SMALL, large=LARGE, tokens=short(most_tokens(results)), corrected=sum(
-                            "put_right" in claim for claim in table["claim"])).splitlines()
+                        small=SMALL, large=LARGE, tokens=short(most_tokens(results)),
+                        corrected=corrected, plain=len(table["claim"]) - corrected).splitlines()
     lines += ["", *counts(table, outcomes), "", *comparison_counts(outcomes)]
     total = sum(repro.stated_minutes(name) for name in repro.studies())
     done = sum(repro.stated_minutes(name) for name in repro.studies() if not repro.missing(name))
     dirty = sum("dirty" in run["commit"] for run in ended)
-    lines += ["", f"{len(ended)} runs so far, "
-                  f"{sum(run['seconds'] or 0 for run in ended) / 3600:.2f} hours of their own time "
-                  "(more than expected where others used the core too). All of "
-                  f"them: {total / 60:.1f} hours of one core, of which studies of {done / 60:.1f} "
-                  f"hours are through. {dirty} runs are older than the rule that runs are made "
-                  "from a clean commit (*-dirty* below); the results of another study counted as a "
-                  "change then.", ""]
+    lines += ["", f"{len(ended)} runs so far; they took "
+                  f"{sum(run['seconds'] or 0 for run in ended) / 3600:.1f} hours, waiting for "
+                  f"shared cores included. All studies need an estimated {total / 60:.1f} hours of "
+                  f"one core; those that are complete were estimated at {done / 60:.1f}. {dirty} "
+                  "runs were made before runs had to come from a clean commit (*-dirty* below); "
+                  "until then another study's new results made a commit dirty.", ""]
     for letter, paper in PAPERS.items():
         lines += [f"## {paper}", "", "| | claim | the paper | here | verdict |",
                   "|---|---|---|---|---|"]
