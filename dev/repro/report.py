@@ -12,6 +12,7 @@ a claim's comparisons (statistic.py). Nobody marks anything by eye.
 import collections
 import itertools
 import shlex
+import textwrap
 
 import numpy as np
 
@@ -129,11 +130,21 @@ def verdict_of(sides):
             else statistic.OPEN)
 
 
+def flag_of(axis, name, run, results):
+    """A flag of a run of a study, as a number: of the run, or of the whole study."""
+    return int(run["axes"].get(axis) or results[name]["flags"][axis])
+
+
+def tokens_of(name, run, results):
+    return (run["steps"] * flag_of("batch", name, run, results)
+            * flag_of("seq", name, run, results))
+
+
 def widths_of(claim, read, results):
     if claim["study"] in ("calculations", "timing"):
         words = results.get("timing", {}).get("flags", "").split()
         return {int(words[words.index("--width") + 1])} if "--width" in words else set()
-    return {int(run["axes"].get("width") or results[name]["flags"]["width"]) for name, run in read}
+    return {flag_of("width", *one, results) for one in read}
 
 
 def scale_of(claim, results, calculation, width):
@@ -262,24 +273,19 @@ def short(value):
 
 def size_text(read, results):
     """Layers, widths, tokens, parameters and tokens per parameter of runs."""
-    flag = lambda axis, name, run: int(run["axes"].get(axis) or results[name]["flags"][axis])
-    sizes = [(flag("width", name, run), run["parameters"],
-              run["steps"] * flag("batch", name, run) * flag("seq", name, run))
-             for name, run in read]
-    return (f"{span([flag('layers', *one) for one in read], str)} layers, "
-            f"width {span([width for width, _, _ in sizes], str)}, "
-            f"{span([tokens for _, _, tokens in sizes], short)} tokens, "
-            f"{span([parameters for _, parameters, _ in sizes], short)} parameters, "
-            f"{span([tokens / parameters for _, parameters, tokens in sizes], short)} tokens a "
+    flags = lambda axis: [flag_of(axis, *one, results) for one in read]
+    sizes = [(run["parameters"], tokens_of(name, run, results)) for name, run in read]
+    return (f"{span(flags('layers'), str)} layers, width {span(flags('width'), str)}, "
+            f"{span([tokens for _, tokens in sizes], short)} tokens, "
+            f"{span([parameters for parameters, _ in sizes], short)} parameters, "
+            f"{span([tokens / parameters for parameters, tokens in sizes], short)} tokens a "
             "parameter")
 
 
 def most_tokens(results):
     """The longest run of the studies on the built-in stories."""
-    flag = lambda found, run, axis: int(run["axes"].get(axis) or found["flags"][axis])
-    return max(run["steps"] * flag(found, run, "batch") * flag(found, run, "seq")
-               for found in results.values() for run in found.get("runs", [])
-               if "data" not in found["flags"])
+    return max(tokens_of(name, run, results) for name, found in results.items()
+               for run in found.get("runs", []) if "data" not in found["flags"])
 
 
 def place(name):
@@ -517,7 +523,7 @@ fewer than any paper's. The rows say what such models do, and neither confirm no
    the paper, named in the row. Not different is not alike.
 5. An order over placements is a rank correlation, tested by permuting placements, not seeds.
 6. A verdict needs two scales, one of width {small} or more and one of {large} or more, which is
-   also what guards against chance over {parts} comparisons: both have to say the same. Where they
+   also what guards against chance over {parts} comparisons: both have to say the same. If they
    contradict each other, *agrees here, not there* is the verdict. Else the row reads *one scale*
    and has none. Mathematics, and the time of a step, need no second scale. Width 32 has no say.
 
@@ -526,7 +532,7 @@ in the same order, the same bits in common weights): differences are taken seed 
 nats per byte of the built-in stories at the end of the run, validation, each arm at its best rate
 of the study's grid unless the row names one. A run *fails* if it diverges or ends above 0.98 of the
 entropy of the bytes' frequencies (collapsed); one that diverged counts with that entropy in means.
-Where a row asks of a mean whether a model trains, it has to end 0.5 nats below that entropy.
+Some rows ask of a mean whether a model trains: it then has to end 0.5 nats below that entropy.
 Further measurements, and remarks on possible flaws, stand in italics and have no say. Every row
 says how many tokens its models saw: a disagreement is one with this scale, not with the paper's.
 """
@@ -578,12 +584,13 @@ def render(table, here):
     total = sum(repro.stated_minutes(name) for name in repro.studies())
     done = sum(repro.stated_minutes(name) for name in repro.studies() if not repro.missing(name))
     dirty = sum("dirty" in run["commit"] for run in ended)
-    lines += ["", f"{len(ended)} runs so far; they took "
-                  f"{sum(run['seconds'] or 0 for run in ended) / 3600:.1f} hours, waiting for "
-                  f"shared cores included. All studies need an estimated {total / 60:.1f} hours of "
-                  f"one core; those that are complete were estimated at {done / 60:.1f}. {dirty} "
-                  "runs were made before runs had to come from a clean commit (*-dirty* below); "
-                  "until then another study's new results made a commit dirty.", ""]
+    spent = sum(run["seconds"] or 0 for run in ended) / 3600
+    lines += ["", *textwrap.wrap(
+        f"{len(ended)} runs so far; they took {spent:.1f} hours, waiting for shared cores "
+        f"included. All studies need an estimated {total / 60:.1f} hours of one core; those that "
+        f"are complete were estimated at {done / 60:.1f}. {dirty} runs were made before runs had "
+        "to come from a clean commit (*-dirty* below); until then another study's new results "
+        "made a commit dirty.", 100), ""]
     for letter, paper in PAPERS.items():
         lines += [f"## {paper}", "", "| | claim | the paper | here | verdict |",
                   "|---|---|---|---|---|"]
@@ -593,8 +600,8 @@ def render(table, here):
               "| | question | known elsewhere | here | verdict |", "|---|---|---|---|---|"]
     lines += [claim_row(question, judge(question, results, calculation_of(results)), results)
               for question in table["question"]] + [""]
-    lines += ["## What changed", "", "Verdicts before these rules, now, and why. Where a study's "
-                                     "settings have changed since, its runs were made anew.", ""]
+    lines += ["## What changed", "", "Verdicts before these rules, now, and why. Studies whose "
+                                     "settings have changed since were run anew.", ""]
     lines += changes(table, outcomes) + [""]
     lines += ["## Studies", ""] + study_rows(table, results) + [""]
     lines += ["## Losses", "", "At the end of the runs: the mean of the seeds that did not fail, "

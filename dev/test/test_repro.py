@@ -21,6 +21,7 @@ import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "dev/repro"), str(ROOT / "dev")]
+import ablate
 import calculations
 import report
 import repro
@@ -69,13 +70,8 @@ def invented(name, dice):
         axes["lr"] = repro.read_study(name.removesuffix("_seeds"))["lr"]
     shown = {axis: values for axis, values in axes.items()
              if len(values) > 1 or axis in ("mode", "seed")}
-    combinations = [{}]
-    for axis, values in shown.items():
-        combinations = [dict(one, **{axis: value}) for one in combinations for value in values]
-    runs = [invented_run(one, int(one.get("layers", axes["layers"][0])), dice)
-            for one in combinations
-            if not only or any(all(one[axis] in values for axis, values in row.items())
-                               for row in only)]
+    runs = [invented_run({axis: one[axis] for axis in shown}, int(one["layers"]), dice)
+            for one in ablate.combinations({"axes": axes, "only": only, "searched": []})]
     for run in runs:                                     # each arm's best rate is inside its grid
         if "lr" in run["axes"]:
             run["loss"] += abs(axes["lr"].index(run["axes"]["lr"]) - len(axes["lr"]) // 2)
