@@ -230,7 +230,9 @@ def figure(what, seeds, wanted, side=None, plain=None, margin=None):
     which side it came out."""
     if seeds is None:
         return f"{what}: not run yet"
-    if wanted in ("always", "never") or wanted is None and set(seeds.values()) <= {0.0, 1.0}:
+    if not seeds:
+        text = f"{what}: every run failed"
+    elif wanted in ("always", "never") or wanted is None and set(seeds.values()) <= {0.0, 1.0}:
         hits = sum(map(bool, seeds.values()))
         low, high = statistic.proportion_interval(hits, len(seeds))
         text = f"{what}: {hits} of {len(seeds)} ({low:.2f} to {high:.2f})"

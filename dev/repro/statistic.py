@@ -37,6 +37,10 @@ class Waiting(Exception):
     """Runs, or probes, that a statistic reads are not there yet."""
 
 
+class AllFailed(Exception):
+    """A statistic asks what a model learned in runs of which every one failed."""
+
+
 class Seeds(dict):
     """seed -> number or array."""
 
@@ -132,9 +136,12 @@ def test_region(seeds, low, high):
 
 def test(seeds, wanted, margin=None):
     """One comparison. wanted: "< x", "> x", "in a b"; "like", "not above", "not below" of a
-    difference, within the claim's margin; "always", "never"; "order" of an Order; "sign"."""
+    difference, within the claim's margin; "always", "never"; "order" of an Order; "sign". Where
+    every run failed there are no seeds, and nothing is resolved."""
     if wanted == "sign":
         return Test(SIGN, 1.0)
+    if not seeds:
+        return Test(OPEN, 1.0)
     if wanted in ("always", "never"):
         return test_proportion(seeds, wanted)
     if wanted == "order":
@@ -412,7 +419,7 @@ class Functions:
         found = Seeds({seed: function(run) for seed, run in self.runs(*words, **axes).items()
                        if not failed(run)})
         if not found:
-            raise Waiting("runs that do not fail")
+            raise AllFailed
         return found
 
     def group_spread(self, mode, when="late", **axes):
@@ -518,14 +525,16 @@ Figures = collections.namedtuple("Figures", "rows tests functions beside")
 def evaluate(claim, results, calculation, width=None):
     """A claim's figures at one width: rows [(what, seeds, wanted or None), ...] of its expect and
     also, tests of the first of them, the Functions with what they read, and the runs that also
-    reads. A row of its expect whose runs are not there yet has no seeds; such rows of its also are
-    left out. Waiting where no row has any."""
+    reads. The seeds of a row are None while its runs are not there yet (such rows of its also are
+    left out), and none where every run failed. Waiting where no row has runs."""
     functions = Functions(results, claim.get("study"), calculation, width)
     names = dict(functions.names(), figures=claim.get("figures"), __builtins__={"dict": dict})
     rows = []
     for what, statistic, wanted in claim["expect"]:
         try:
             rows.append((what, eval(statistic, names), wanted))
+        except AllFailed:
+            rows.append((what, Seeds(), wanted))
         except Waiting:
             rows.append((what, None, wanted))
     if any(wanted in ("like", "not above", "not below") for _, _, wanted in rows):
@@ -539,6 +548,8 @@ def evaluate(claim, results, calculation, width=None):
     for what, statistic in claim.get("also", []):
         try:
             rows.append((what, eval(statistic, names), None))
+        except AllFailed:
+            rows.append((what, Seeds(), None))
         except Waiting:
             pass
         except KeyError:                      # rates and depths may be others at this width

@@ -438,6 +438,11 @@ def test_missing():
                          scale(whole) | scale(whole, 128), None)
     expect(found.verdict == WAITING and found.scales[0].sides == [AGREES, WAITING],
            f"one comparison of two waits: {found.verdict}")
+    failed = small({"PRE": [[2.9] * 3]}, {("PRE", "0.001", seed): COLLAPSED for seed in "123"})
+    for run in failed["s"]["runs"]:
+        run["probe"] = {"similarity": [[1.0]]}
+    expect(said(failed, ["", "all_pairs(probe('PRE', 'similarity'))", "> 0"]) == OPEN,
+           "runs that all failed are not runs that are missing")
 
 
 def test_other_study():
