@@ -113,7 +113,7 @@ static void linear_backward(real *dx, real *dw, real *db, const real *dy, const 
 //   mean, rstd [n, groups] saved for backward: m and r; RMSNorm has no mean, SCALE and DyT have
 //   neither
 
-typedef struct Norm {
+typedef struct {
     Site site;                  // llmc/modes.h: on, groups, width, gains, scale
     real *w, *b, *alpha;        // [gains]; b is NULL for RMSNorm; alpha is DyT's number, or NULL
     real *dw, *db, *dalpha;
@@ -216,15 +216,14 @@ static void norm_backward(real *dx, const real *dy, const real *x, Norm s, int a
         dyt_backward(dx, dy, x, s, add);
         return;
     }
-    int W = s.site.width, G = s.site.groups;
-    int shared = s.site.gains == W, scaled = s.site.on == SCALE;
+    int W = s.site.width, G = s.site.groups, shared = s.site.gains == W;
     real scale = s.site.scale;
 #pragma omp parallel for
     for (int64_t row = 0; row < s.n * G; row++) {
         const real *x_r = x + row * W, *dy_r = dy + row * W;
         const real *w = at(s.w, shared ? 0 : row % G * W);
         real *dx_r = dx + row * W;
-        real mean = s.b ? s.mean[row] : 0, rstd = scaled ? 1 : s.rstd[row];
+        real mean = s.mean ? s.mean[row] : 0, rstd = s.rstd ? s.rstd[row] : 1;
         real sum_u = 0, sum_ux = 0;  // of u and of u * xhat
 #pragma omp simd reduction(+ : sum_u, sum_ux)
         for (int i = 0; i < W; i++) {
@@ -233,7 +232,7 @@ static void norm_backward(real *dx, const real *dy, const real *x, Norm s, int a
             sum_ux += u * (x_r[i] - mean) * rstd;
         }
         // LayerNorm alone subtracts the mean of u; SCALE subtracts nothing.
-        real mean_u = s.b ? sum_u / W : 0, mean_ux = scaled ? 0 : sum_ux / W;
+        real mean_u = s.b ? sum_u / W : 0, mean_ux = s.rstd ? sum_ux / W : 0;
         for (int i = 0; i < W; i++) {
             real xhat = (x_r[i] - mean) * rstd;
             real d = rstd * (scale * (w ? w[i] : 1) * dy_r[i] - mean_u - xhat * mean_ux);
@@ -839,7 +838,7 @@ static void crossentropy_backward(real *logits, const real *logsum, const int32_
 // ------------------------------------------------------------------------------ the block
 // A block is two sublayers, attention and ffn, around a residual stream x [n, C].
 
-typedef struct Block {
+typedef struct {
     const Model *m;
     const Sizes *s;      // B, T of the micro-batch
     int64_t n;           // rows: B T, or those of one expert
@@ -854,14 +853,12 @@ typedef struct Block {
     const int32_t *begins;  // [n] where each token's document begins; NULL: no mask
 } Block;
 
-// L2: only prevents 0/0 for x = 0.
-static real norm_eps(const Block *b, Site site) { return site.on == L2 ? 1e-12 : b->m->eps; }
-
-// The norm of a slot, whose tensors are all named after it.
+// The norm of a slot, whose tensors are all named after it. L2: eps only prevents 0/0 for x = 0.
 #define NORM(b, slot) \
     (Norm){(b)->p.slot, (b)->w.slot##_w, (b)->w.slot##_b, (b)->w.slot##_alpha, \
            (b)->dw.slot##_w, (b)->dw.slot##_b, (b)->dw.slot##_alpha, \
-           (b)->a.slot##_mean, (b)->a.slot##_rstd, (b)->n, norm_eps(b, (b)->p.slot)}
+           (b)->a.slot##_mean, (b)->a.slot##_rstd, (b)->n, \
+           (b)->p.slot.on == L2 ? 1e-12 : (b)->m->eps}
 
 // nGPT's s_z: the logits have a gain and no norm.
 static Norm logits_gain(const Block *b) {
@@ -1083,7 +1080,8 @@ static Block expert_block(const Block *b, int e) {
     x.p.F = F;
     x.p.hidden = *hidden;
     x.p.shared_out = *out;
-    x.w.wg_b = x.w.wu_b = x.w.wd_b = NULL;
+    x.w.wg_b = x.w.wu_b = x.w.wd_b = NULL;  // those of the ffn beside the experts
+    x.dw.wg_b = x.dw.wu_b = x.dw.wd_b = NULL;
     x.w.wg = at(b->w.xg, matrix), x.dw.wg = at(b->dw.xg, matrix);
     x.w.wu = at(b->w.xu, matrix), x.dw.wu = at(b->dw.xu, matrix);
     x.w.wd = at(b->w.xd, matrix), x.dw.wd = at(b->dw.xd, matrix);
@@ -1167,7 +1165,7 @@ static void moe_backward(const Block *b, real *du, real *dy, const real *u, int 
 //   next = post(s)
 // A slot (in, out, post) that the mode leaves empty is the identity.
 
-typedef struct Sublayer {
+typedef struct {
     Norm in, out, post;
     int skip;            // OWN: x, NORMED: u, BLOCK: the block's input x0
     real a;

@@ -399,17 +399,17 @@ static const int32_t *restarts(const Gpt *g, const int32_t *begins) {
 }
 
 // The LM head's matrix W [Vp, C]: the embedding's (tied), or its own.
-static Linear lm_head_linear(const Block *b, double c) {
-    if (b->m->tied) return LINEAR(b, wte, b->m->Vp, b->m->C, c);
-    return LINEAR(b, wlm, b->m->Vp, b->m->C, c);
+static Linear lm_head_linear(const Block &b, double c) {
+    if (b.m->tied) return LINEAR(b, wte, b.m->Vp, b.m->C, c);
+    return LINEAR(b, wlm, b.m->Vp, b.m->C, c);
 }
 
 // Logits and targets as the classifier (loss.cuh) reads them. nGPT's s_z is a gain on logits, which
 // the classifier applies.
-static Logits logits_of(const Gpt *g, const Block *b) {
-    Norm gain = {b->p.logits, b->w.logits_w, nullptr, b->dw.logits_w, nullptr, nullptr, nullptr,
-                 b->s->n, 0};
-    return {b->a.logits, b->a.losses, b->a.logsum, batch_array(g, BATCH_TARGETS), g->now.n,
+static Logits logits_of(const Gpt *g, const Block &b) {
+    Norm gain = {b.p.logits, b.w.logits_w, nullptr, b.dw.logits_w, nullptr, nullptr, nullptr,
+                 b.s->n, 0};
+    return {b.a.logits, b.a.losses, b.a.logsum, batch_array(g, BATCH_TARGETS), g->now.n,
             g->m.V, g->m.Vp, (float)g->setup.z_loss, gain};
 }
 
@@ -422,15 +422,15 @@ static real *blocks_forward(Gpt *g, bool counted) {
     const real *wpe = b.w.wpe ? b.w.wpe + (int64_t)b.cache.cached * m->C : nullptr;
     embedding_forward(raw, g->batch, b.w.wte, wpe, restarts(g, b.begins), g->now.B, g->now.T, m->C,
                       m->emb_scale, &g->gpu);
-    real *x = slot_forward(NORM(&b, emb), b.a.e, raw, &g->gpu);
+    real *x = slot_forward(NORM(b, emb), b.a.e, raw, &g->gpu);
     for (int l = 0; l < m->L; l++) {
         b = gpt_block(g, l);
-        block_row(&b)->forward(&b, x);
+        block_row(b)->forward(b, x);
         double *sums = g->router_sums.device + l * router_size(m);
         if (b.p.moe && counted)
             router_count(&g->state.device->sums[SUM_ROUTER], b.a.loads,
-                         g->measuring ? sums : nullptr, block_router(&b), &g->gpu);
-        if (g->measuring && !g->decoding) block_stats(&b, &g->layer_sums.device[l], x);
+                         g->measuring ? sums : nullptr, block_router(b), &g->gpu);
+        if (g->measuring && !g->decoding) block_stats(b, &g->layer_sums.device[l], x);
         x = b.a.x;
     }
     return x;
@@ -440,8 +440,8 @@ static real *blocks_forward(Gpt *g, bool counted) {
 // Returns the last layer, whose view holds the logits.
 static Block lm_head_forward(Gpt *g, real *x) {
     Block b = gpt_block(g, g->m.L - 1);
-    x = slot_forward(NORM(&b, fin), b.a.fx, x, &g->gpu);
-    linear_forward(b.a.logits, x, lm_head_linear(&b, 1), {}, &g->gpu);
+    x = slot_forward(NORM(b, fin), b.a.fx, x, &g->gpu);
+    linear_forward(b.a.logits, x, lm_head_linear(b, 1), {}, &g->gpu);
     return b;
 }
 
@@ -449,7 +449,7 @@ static Block lm_head_forward(Gpt *g, real *x) {
 // unless they have a gain (nGPT).
 static void loss_forward(Gpt *g) {
     Block b = lm_head_forward(g, blocks_forward(g, true));
-    Logits logits = logits_of(g, &b);
+    Logits logits = logits_of(g, b);
     classifier(logits, g->setup.training, &g->gpu);
     loss_sums(g->state.device->sums, logits, &g->gpu);
 }
@@ -457,7 +457,7 @@ static void loss_forward(Gpt *g) {
 // Logits as a sampler reads them, with nGPT's gain.
 static void logits_forward(Gpt *g, real *x) {
     Block b = lm_head_forward(g, x);
-    slot_forward(logits_of(g, &b).gain, b.a.logits, b.a.logits, &g->gpu);
+    slot_forward(logits_of(g, b).gain, b.a.logits, b.a.logits, &g->gpu);
 }
 
 // Reduces or broadcasts every process's shards of `whole`, which is laid out like the parameters.
@@ -487,25 +487,25 @@ static void reduce_gradients(Gpt *g, int l) {
 static void loss_backward(Gpt *g) {
     const Model *m = &g->m;
     Block b = gpt_block(g, m->L - 1);
-    Norm fin = NORM(&b, fin);
-    Logits logits = logits_of(g, &b);
+    Norm fin = NORM(b, fin);
+    Logits logits = logits_of(g, b);
     real *x = fin.site.on ? b.a.fx : b.a.x, *dx = fin.site.on ? b.d.fx : b.d.x;
     // b.a.logits already holds the gradient of the logits, unless they have a gain. It still lacks
     // the factor g->scale, which the LM head's product applies.
     if (logits.gain.site.on) gained_classifier_backward(logits, g->scale, &g->gpu);
-    linear_backward(dx, b.a.logits, x, lm_head_linear(&b, g->scale), {}, &g->gpu);
+    linear_backward(dx, b.a.logits, x, lm_head_linear(b, g->scale), {}, &g->gpu);
     slot_backward(fin, b.d.x, b.d.fx, b.a.x, &g->gpu);
     // The stream into layer l is the output of the layer below, or the embedding.
     for (int l = m->L - 1; l >= 0; l--) {
         Block below = gpt_block(g, l > 0 ? l - 1 : 0);
         real *in = l > 0 ? below.a.x : b.a.e, *din = l > 0 ? below.d.x : b.d.e;
-        if (g->setup.recompute == RECOMPUTE_ON) block_row(&b)->forward(&b, in);
-        if (g->setup.recompute == RECOMPUTE_CHEAP) block_recompute(&b, in);
-        block_row(&b)->backward(&b, din, in);
+        if (g->setup.recompute == RECOMPUTE_ON) block_row(b)->forward(b, in);
+        if (g->setup.recompute == RECOMPUTE_CHEAP) block_recompute(b, in);
+        block_row(b)->backward(b, din, in);
         reduce_gradients(g, l);
         b = below;
     }
-    real *de = slot_backward(NORM(&b, emb), b.d.raw, b.d.e, b.a.raw, &g->gpu);
+    real *de = slot_backward(NORM(b, emb), b.d.raw, b.d.e, b.a.raw, &g->gpu);
     embedding_backward(b.dw.wte, b.dw.wpe, de, batch_array(g, BATCH_GROUPS), g->now.B, g->now.T,
                        m->C, m->emb_scale, &g->gpu);
     reduce_gradients(g, -1);
@@ -929,10 +929,10 @@ static void share_plans(Gpt *g) {
 static void choose_kernels(Gpt *g) {
     int wanted = g->setup.kernels;
     Block b = gpt_block(g, 0);
-    attend_choose(attn_shape(&b), wanted, g->acts, g->act_layout.acts, &g->gpu);
+    attend_choose(attn_shape(b), wanted, g->acts, g->act_layout.acts, &g->gpu);
     if (!moe_layers(&g->m)) return;
     b = gpt_block(g, g->m.L - 1);
-    const Experts products[2] = {experts_up(&b), experts_down(&b)};
+    const Experts products[2] = {experts_up(b), experts_down(b)};
     experts_choose(products, b.s->n, wanted, g->acts, g->act_layout.acts, &g->gpu);
 }
 

@@ -38,8 +38,7 @@ allowed='
 interpolate_forward_kernel<Team<512, 8, 256> > fp32 sm_120|16|rows of more than 8192 floats
 interpolate_backward_kernel<Team<512, 8, 256> > fp32 sm_80|8|the same rows
 interpolate_backward_kernel<Team<512, 8, 256> > fp32 sm_120|20|the same rows
-attention_forward_kernel<AttentionTiles<192, 128, false> > bf16 sm_120|36|the mask of documents
-attention_dq_kernel<AttentionTiles<192, 128, true> > bf16 sm_120|16|the same
+attention_dq_kernel<AttentionTiles<192, 128, true> > bf16 sm_120|16|the mask of documents
 '
 
 for arch in 80 90a 100 120; do

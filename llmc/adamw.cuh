@@ -141,7 +141,7 @@ square_sum_kernel(double *partial, const wide *d, int64_t total, const UpdateEnt
         int64_t offset = entries ? entries[k].offset : 0, size = entries ? entries[k].size : total;
         for (int64_t i = grid_thread() * FOUR; i < size; i += grid_threads() * FOUR) {
             Four x = four_load(d + offset + i);
-            for (int j = 0; j < FOUR && i + j < size; j++) sum += (double)x.v[j] * x.v[j];
+            for (int j = 0; j < FOUR && i + j < size; j++) sum += square(x.v[j]);
         }
     }
     sum = block_sum(sum);

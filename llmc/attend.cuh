@@ -7,6 +7,7 @@
 #pragma once
 #include "attention_sm90.cuh"
 #include "kinds.cuh"
+#include "qkv.cuh"
 
 static inline void attend_forward(real *c, wide *peak, wide *lse, const Heads qkv[3],
                                   AttentionShape s, Gpu *gpu) {
@@ -30,7 +31,7 @@ static inline void attend_backward(const Heads d[3], wide *D, real *dc, const re
 
 // Documents of more than a third of T tokens, whose borders lie inside tiles.
 static __global__ void fill_documents_kernel(int32_t *begins, int32_t *ends, int n, int T) {
-    int bt = blockIdx.x * blockDim.x + threadIdx.x, size = T * 3 / 8 + 1;
+    int bt = (int)grid_thread(), size = T * 3 / 8 + 1;
     if (bt >= n) return;
     begins[bt] = bt % T / size * size;
     ends[bt] = min(begins[bt] + size, T);
@@ -44,43 +45,32 @@ struct AttentionTrial {
     wide *lse[2], *peak[2], *D;
 };
 
-// In an arena that nobody uses yet; as many sequences as fit. s.B is 0 if not even one does.
-static inline AttentionTrial attention_trial(AttentionShape s, real *arena, int64_t count) {
-    AttentionTrial t = {};
-    t.s = s;
-    int64_t per_float = sizeof(wide) / sizeof(real);
-    t.width = (int64_t)(s.NH + s.KV) * s.QK + (int64_t)s.KV * s.HS;
-    int64_t row = 3 * t.width + 3 * s.NH * s.HS + 5 * s.NH * per_float;
-    t.s.B = (int)min((int64_t)s.B, count / (s.T * row + 32 * PACK));
-    t.n = (int64_t)t.s.B * s.T;
-    auto take = [&](int64_t elements) {
-        real *at = arena;
-        arena += CEIL_DIV(elements, PACK) * PACK;
-        return at;
-    };
-    t.x = take(t.n * t.width), t.dc = take(t.n * s.NH * s.HS);
-    for (int kind = 0; kind < 2; kind++) {
-        t.c[kind] = take(t.n * s.NH * s.HS), t.d[kind] = take(t.n * t.width);
-        t.lse[kind] = (wide *)take(t.n * s.NH * per_float);
-        t.peak[kind] = (wide *)take(t.n * s.NH * per_float);
+// As many sequences as fit in the arena; s.B is 0 if not even one does.
+static inline AttentionTrial attention_trial(AttentionShape s, Arena arena) {
+    for (;; s.B--) {
+        int64_t n = (int64_t)s.B * s.T, heads = n * s.NH;
+        AttentionTrial t = {};
+        Arena rest = arena;
+        t.s = s, t.n = n, t.width = (int64_t)(s.NH + s.KV) * s.QK + (int64_t)s.KV * s.HS;
+        t.x = rest.take<real>(n * t.width), t.dc = rest.take<real>(heads * s.HS);
+        for (int kind = 0; kind < 2; kind++) {
+            t.c[kind] = rest.take<real>(heads * s.HS), t.d[kind] = rest.take<real>(n * t.width);
+            t.lse[kind] = rest.take<wide>(heads), t.peak[kind] = rest.take<wide>(heads);
+        }
+        t.D = rest.take<wide>(heads);
+        if (rest.at <= rest.end) return t;
     }
-    t.D = (wide *)take(t.n * s.NH * per_float);
-    return t;
 }
 
 // Runs a layer by one kind of kernels. Backward reads what forward by mma.sync has saved.
 static inline void trial_run(const AttentionTrial &t, int layer, int wgmma, Gpu *gpu) {
-    Heads qkv[3], d[3];
-    int64_t at = 0;
-    for (int part = 0; part < 3; part++) {
-        int size = part < 2 ? t.s.QK : t.s.HS, heads = part ? t.s.KV : t.s.NH;
-        qkv[part] = {t.x + at, (int)t.width, size}, d[part] = {t.d[wgmma] + at, (int)t.width, size};
-        at += heads * size;
-    }
+    AttentionShape s = t.s;
+    QkvPlaces qkv = qkv_row(t.x, s.NH, s.KV, s.QK, s.HS);
+    QkvPlaces d = qkv_row(t.d[wgmma], s.NH, s.KV, s.QK, s.HS);
     by_kind(layer, wgmma, gpu, [&] {
         if (layer == ATTENTION_BACKWARD)
-            attend_backward(d, t.D, t.dc, t.c[0], t.lse[0], qkv, t.s, gpu);
-        else attend_forward(t.c[wgmma], t.peak[wgmma], t.lse[wgmma], qkv, t.s, gpu);
+            attend_backward(d.of, t.D, t.dc, t.c[0], t.lse[0], qkv.of, s, gpu);
+        else attend_forward(t.c[wgmma], t.peak[wgmma], t.lse[wgmma], qkv.of, s, gpu);
     });
 }
 
@@ -108,7 +98,7 @@ static inline bool attend_possible(AttentionShape s, int layer, const Gpu *gpu) 
 // nobody uses yet.
 static inline void attend_choose(AttentionShape s, int wanted, real *arena, int64_t count,
                                  Gpu *gpu) {
-    AttentionTrial t = attention_trial(s, arena, count);
+    AttentionTrial t = attention_trial(s, {arena, arena + count});
     CHECK(wanted != KERNELS_WGMMA || attend_possible(s, ATTENTION_FORWARD, gpu),
           "--kernels wgmma needs PREC=bf16, compute capability 9.0 and heads of 64, 96 or 128, "
           "found %s, %d.%d and %d\n  -> --kernels auto", sizeof(real) == 2 ? "bf16" : "fp32",

@@ -80,16 +80,26 @@ template <typename T> struct Left;
 template <> struct Left<__nv_bfloat16> { uint32_t r[4]; };
 template <> struct Left<float> { float r[8]; };
 
-// Loads a left operand whose element (0, 0) is at `tile` in shared memory.
-template <int PITCH> __device__ void left_load(Left<__nv_bfloat16> &a, const __nv_bfloat16 *tile) {
+// The place of the row that this lane gives to ldmatrix, of 16 rows and columns in memory. Their
+// pieces come one below the other first (DOWN), or side by side.
+template <bool DOWN, int PITCH> __device__ int piece_at(void) {
     int lane = threadIdx.x % WARP;
-    ldmatrix<false>(a.r, tile + lane % 16 * PITCH + lane / 16 * 8);
+    if (DOWN) return lane % 16 * PITCH + lane / 16 * 8;
+    return (lane / 16 * 8 + lane % 8) * PITCH + lane / 8 % 2 * 8;
 }
 
-template <int PITCH> __device__ void left_load(Left<float> &a, const float *tile) {
-    int row = threadIdx.x % WARP / 4, quad = threadIdx.x % 4;
+// Loads a left operand whose element (0, 0) is at `tile` in shared memory. TRANSPOSED: its columns
+// are rows there.
+template <bool TRANSPOSED, int PITCH>
+__device__ void left_load(Left<__nv_bfloat16> &a, const __nv_bfloat16 *tile) {
+    ldmatrix<TRANSPOSED>(a.r, tile + piece_at<!TRANSPOSED, PITCH>());
+}
+
+template <bool TRANSPOSED, int PITCH> __device__ void left_load(Left<float> &a, const float *tile) {
     UNROLL for (int i = 0; i < 8; i++) {
-        a.r[i] = tile[(row + i / 2 % 2 * 8) * PITCH + i / 4 * 8 + 2 * quad + i % 2];
+        int row = threadIdx.x % WARP / 4 + i / 2 % 2 * 8;
+        int column = i / 4 * 8 + 2 * (threadIdx.x % 4) + i % 2;
+        a.r[i] = tile[TRANSPOSED ? column * PITCH + row : row * PITCH + column];
     }
 }
 
@@ -110,10 +120,7 @@ __device__ inline void left_round(float (&r)[8], const float *x) {
 template <bool BY_ROWS, int PITCH, int STRIPS, int N>
 __device__ void product(Strips<STRIPS, N> &d, const Left<__nv_bfloat16> (&a)[STRIPS],
                         const __nv_bfloat16 *b) {
-    int lane = threadIdx.x % WARP;
-    const __nv_bfloat16 *from = b;
-    if (BY_ROWS) from += lane % 16 * PITCH + lane / 16 * 8;
-    else from += (lane / 16 * 8 + lane % 8) * PITCH + lane / 8 % 2 * 8;
+    const __nv_bfloat16 *from = b + piece_at<BY_ROWS, PITCH>();
     UNROLL for (int n = 0; n < N / 16; n++) {
         uint32_t right[4];  // rows 0..7, 8..15 of columns 16 n to 16 n + 7, then of the next 8
         ldmatrix<BY_ROWS>(right, from + 16 * n * (BY_ROWS ? 1 : PITCH));
@@ -206,7 +213,7 @@ template <int SIZE, int STRIPS, int HELD> struct OwnRows {
     Left<real> a[KEPT + 1][STRIPS];
     __device__ void load(int k) {
         UNROLL for (int s = 0; s < STRIPS; s++)
-            left_load<PITCH>(a[min(k, KEPT)][s], at + 16 * (s * PITCH + k));
+            left_load<false, PITCH>(a[min(k, KEPT)][s], at + 16 * (s * PITCH + k));
     }
     // Once, when every thread has the tile.
     __device__ void keep(void) {
@@ -271,15 +278,6 @@ __device__ void document_mask(float (&s)[N], const int32_t *borders, int b, int 
         int column = i / 4 * 8 + 2 * quad + i % 2, at = border[i / 2 % 2];
         if (KEYS_IN_ROWS ? column >= at : column < at) s[i] = -INFINITY;
     }
-}
-
-// The same for a warp's strips of queries, from row0 on.
-template <int STRIPS, int N>
-__device__ void mask_documents(Strips<STRIPS, N> &p, const int32_t *begins, int b, int T, int row0,
-                               int column0) {
-    int row = row0 + threadIdx.x % WARP / 4;
-    UNROLL for (int s = 0; s < STRIPS; s++)
-        document_mask<false>(p.v[s], begins, b, T, row + 16 * s, column0);
 }
 
 // The same for a warp's strips of keys. begin: where the document of query `lane` of the tile
@@ -392,16 +390,9 @@ template <int N> __device__ void rows_scale(float (&c)[N], const float (&factor)
 // The head of a block in forward and dq, counted over all sequences. The grid is query_grid's.
 __device__ inline int head_of_block() { return blockIdx.z * gridDim.x + blockIdx.x; }
 
-// The first of the four lanes that share row t stores lse, and as peak the row's largest score,
-// max ln 2. fmaxf drops a NaN and the sum keeps it, so peak is total then.
-__device__ inline void saved_store(wide *peak, wide *lse, float max, float total, int t, int T) {
-    if (threadIdx.x % 4 || t >= T) return;
-    int64_t row = (int64_t)head_of_block() * T + t;
-    lse[row] = max + log2f(total);
-    peak[row] = total == total ? max * 0.693147181f : total;
-}
-
-// After the last tile: a strip's sums P V become rows of C. t: this lane's first row.
+// After the last tile: a strip's sums P V become rows of C. t: this lane's first row. The first of
+// the four lanes that share a row stores lse, and as peak the row's largest score, max ln 2. fmaxf
+// drops a NaN and the sum keeps it, so peak is total then.
 template <int N>
 __device__ void softmax_end(const RunningSoftmax &m, float (&c)[N], wide *peak, wide *lse, int t,
                             int T) {
@@ -409,7 +400,10 @@ __device__ void softmax_end(const RunningSoftmax &m, float (&c)[N], wide *peak, 
     UNROLL for (int i = 0; i < 2; i++) {
         float total = warp_sum(m.sum[i], 4);
         inverse[i] = 1 / total;
-        saved_store(peak, lse, m.max[i], total, t + 8 * i, T);
+        if (threadIdx.x % 4 || t + 8 * i >= T) continue;
+        int64_t row = (int64_t)head_of_block() * T + t + 8 * i;
+        lse[row] = m.max[i] + log2f(total);
+        peak[row] = total == total ? m.max[i] * 0.693147181f : total;
     }
     rows_scale(c, inverse);
 }
@@ -461,11 +455,13 @@ __device__ void walk_keys(const QueryTile &t, real *buffer, int T, Use use, Own 
 // again for each tile: no register is left to keep it.
 template <int STRIPS, int N>
 __device__ void mask_keys(Strips<STRIPS, N> &p, const QueryTile &t, int key0, AttentionShape s) {
+    int row = t.row0 + threadIdx.x % WARP / 4;
     mask<false>(p, t.row0 - key0);
     if (!s.begins) return;
     // The tile needs no mask if even the warp's last document begins at its first key or before.
     if (key0 < border_at(s.begins, t.b, t.row0 + 16 * STRIPS - 1, s.T, 0))
-        mask_documents(p, s.begins, t.b, s.T, t.row0, key0);
+        UNROLL for (int i = 0; i < STRIPS; i++)
+            document_mask<false>(p.v[i], s.begins, t.b, s.T, row + 16 * i, key0);
     __syncwarp();  // the products need the whole warp
 }
 
@@ -510,8 +506,7 @@ enum { DOT_THREADS = 128 };
 // D = rowsum(dC * C): four lanes per row of a head, 16 bytes each.
 static __global__ void __launch_bounds__(DOT_THREADS)
 attention_dot_kernel(wide *D, const real *dc, const real *c, AttentionShape s) {
-    int64_t row = (blockIdx.x * (int64_t)DOT_THREADS + threadIdx.x) / 4;
-    int64_t bh = row / s.T, t = row % s.T;
+    int64_t row = grid_thread() / 4, bh = row / s.T, t = row % s.T;
     bool live = bh < (int64_t)s.B * s.NH;
     int64_t at = ((bh / s.NH * s.T + t) * s.NH + bh % s.NH) * s.HS;
     float sum = 0;

@@ -53,15 +53,12 @@ struct Block {
     Gpu *gpu;
 };
 
-static float norm_eps(const Block *b, Site site) {
-    return site.on == L2 ? 1e-12f : b->m->eps;  // L2: only prevents 0/0 for x = 0
-}
-
-// The norm in a slot, with its parameters, gradients and saved statistics (fields slot_w, ...).
+// The norm in a slot, with its parameters, gradients and saved statistics (fields slot_w, ...). The
+// eps of L2 only prevents 0/0 for x = 0.
 #define NORM(b, slot) \
-    Norm{(b)->p.slot, (b)->w.slot##_w, (b)->w.slot##_b, (b)->dw.slot##_w, (b)->dw.slot##_b, \
-         (b)->a.slot##_mean, (b)->a.slot##_rstd, (b)->s->n, norm_eps(b, (b)->p.slot), 1, nullptr, \
-         (b)->w.slot##_alpha, (b)->dw.slot##_alpha}
+    Norm{b.p.slot, b.w.slot##_w, b.w.slot##_b, b.dw.slot##_w, b.dw.slot##_b, \
+         b.a.slot##_mean, b.a.slot##_rstd, b.s->n, b.p.slot.on == L2 ? 1e-12f : (float)b.m->eps, \
+         1, nullptr, b.w.slot##_alpha, b.dw.slot##_alpha}
 
 // y = N(x) if the slot holds a norm; otherwise x itself: no call, no copy.
 static real *slot_forward(const Norm &norm, real *y, real *x, Gpu *gpu) {
@@ -83,11 +80,11 @@ static real *slot_backward(const Norm &norm, real *dx, real *dy, const real *x, 
 
 // y [n, out] = c W x for x [n, in], without a bias and with one.
 #define LINEAR(b, weight, out, in, c) \
-    Linear{(b)->w.weight, nullptr, (b)->dw.weight, nullptr, (b)->s->n, out, in, (float)(c), \
-           (b)->dw_of_linears}
+    Linear{b.w.weight, nullptr, b.dw.weight, nullptr, b.s->n, out, in, (float)(c), \
+           b.dw_of_linears}
 #define BIASED(b, weight, out, in, c) \
-    Linear{(b)->w.weight, (b)->w.weight##_b, (b)->dw.weight, (b)->dw.weight##_b, \
-           (b)->s->n, out, in, (float)(c), (b)->dw_of_linears}
+    Linear{b.w.weight, b.w.weight##_b, b.dw.weight, b.dw.weight##_b, \
+           b.s->n, out, in, (float)(c), b.dw_of_linears}
 
 // -------------------------------------------------------------------------------------- attention
 // y = W_o N_ctx(attention(rope(N_q(W_q c u)), rope(N_k(W_k c u)), N_v(W_v c u))) + add
@@ -97,25 +94,25 @@ static real *slot_backward(const Norm &norm, real *dx, real *dy, const real *x, 
 // and W_kva, neighbours in memory, are one product, whose rows are [q | latent | k_rope]. k_rope is
 // the part of k that rotates, one for all heads; the judge and tensors.h call it kr.
 
-static QkvShape qkv_shape(const Block *b) {
-    const Model *m = b->m;
-    return {b->s->B, b->s->T, m->NH, m->KV, qk_size(m), rotary_size(m), m->HS, b->rotary};
+static QkvShape qkv_shape(const Block &b) {
+    const Model *m = b.m;
+    return {b.s->B, b.s->T, m->NH, m->KV, qk_size(m), rotary_size(m), m->HS, b.rotary};
 }
 
-static AttentionShape attn_shape(const Block *b) {
-    const Model *m = b->m;
+static AttentionShape attn_shape(const Block &b) {
+    const Model *m = b.m;
     int QK = qk_size(m);
     // In nGPT q and k have length 1 when they meet, so scores are scaled up.
-    double scale = b->p.q.on == L2 ? sqrt((double)QK) : 1 / sqrt((double)QK);
-    AttentionShape s = attention_shape(b->s->B, b->s->T, m->NH, m->KV, QK, m->HS, scale);
-    s.begins = b->begins;
-    s.ends = b->ends;
+    double scale = b.p.q.on == L2 ? sqrt((double)QK) : 1 / sqrt((double)QK);
+    AttentionShape s = attention_shape(b.s->B, b.s->T, m->NH, m->KV, QK, m->HS, scale);
+    s.begins = b.begins;
+    s.ends = b.ends;
     return s;
 }
 
 struct QkvNorms { Norm of[3]; };
 
-static QkvNorms qkv_norms(const Block *b) {
+static QkvNorms qkv_norms(const Block &b) {
     QkvNorms norms = {{NORM(b, q), NORM(b, k), NORM(b, v)}};
     Norm *q = &norms.of[0], *k = &norms.of[1];
     if (k->site.on != L2) return norms;
@@ -126,31 +123,31 @@ static QkvNorms qkv_norms(const Block *b) {
 }
 
 // The memory that the products write q, k and v to. t: activations or their gradients.
-static QkvPlaces qkv_raw(const Block *b, const Acts *t) {
-    const Model *m = b->m;
-    if (!m->kv_rank) return qkv_row(t->qkv, m->NH, m->KV, m->HS);
+static QkvPlaces qkv_raw(const Block &b, const Acts &t) {
+    const Model *m = b.m;
+    if (!m->kv_rank) return qkv_row(t.qkv, m->NH, m->KV, m->HS, m->HS);
     // Rows of qkv are [q | latent | k_rope], rows of kvb [k without k_rope | v] for each head.
     int QK = qk_size(m), ld = qkv_width(m), ld_b = 2 * m->NH * m->HS;
-    Heads q = {t->qkv, ld, QK}, q_rope = {t->qkv + m->HS, ld, QK};
-    Heads k = {t->kvb, ld_b, 2 * m->HS}, k_rope = {t->qkv + ld - m->rope_size, ld, 0};
-    Heads v = {t->kvb + m->HS, ld_b, 2 * m->HS};
+    Heads q = {t.qkv, ld, QK}, q_rope = {t.qkv + m->HS, ld, QK};
+    Heads k = {t.kvb, ld_b, 2 * m->HS}, k_rope = {t.qkv + ld - m->rope_size, ld, 0};
+    Heads v = {t.kvb + m->HS, ld_b, 2 * m->HS};
     return {{q, k, v}, {q_rope, k_rope, {}}};
 }
 
 // The memory that attention reads q, k and v from. A part (q, k or v) with a norm moves to qkvn,
 // and so does the k that latent attention assembles. Rows of qkvn are [q | k | v]; with latent
 // attention they hold only the parts that move.
-static QkvPlaces qkv_read(const Block *b, const Acts *t) {
-    const Model *m = b->m;
+static QkvPlaces qkv_read(const Block &b, const Acts &t) {
+    const Model *m = b.m;
     QkvPlaces places = qkv_raw(b, t);
-    const int moved[3] = {b->p.q.on, b->p.k.on || m->kv_rank, b->p.v.on};
+    const int moved[3] = {b.p.q.on, b.p.k.on || m->kv_rank, b.p.v.on};
     const int heads[3] = {m->NH, m->KV, m->KV};
-    int ld = qkvn_width(m, &b->p);
+    int ld = qkvn_width(m, &b.p);
     for (int part = 0, at = 0; part < 3; part++) {
         int size = part < 2 ? qk_size(m) : m->HS;
         if (moved[part]) {
-            places.of[part] = {t->qkvn + at, ld, size};
-            places.turned[part] = {t->qkvn + at + m->HS, ld, size};
+            places.of[part] = {t.qkvn + at, ld, size};
+            places.turned[part] = {t.qkvn + at + m->HS, ld, size};
         }
         if (moved[part] || !m->kv_rank) at += heads[part] * size;
     }
@@ -158,78 +155,72 @@ static QkvPlaces qkv_read(const Block *b, const Acts *t) {
 }
 
 // The latent before its norm (in rows of qkv) and after it.
-static Heads latent_raw(const Model *m, const Acts *t) {
-    return {t->qkv + m->NH * qk_size(m), qkv_width(m), m->kv_rank};
+static Heads latent_raw(const Model *m, const Acts &t) {
+    return {t.qkv + m->NH * qk_size(m), qkv_width(m), m->kv_rank};
 }
 
-static Heads latent_normed(const Model *m, const Acts *t) {
-    return {t->kvcn, m->kv_rank, m->kv_rank};
+static Heads latent_normed(const Model *m, const Acts &t) {
+    return {t.kvcn, m->kv_rank, m->kv_rank};
 }
 
 // The products: [q | k | v] from u; with latent attention [k | v] of each head from the latent; y.
-static Linear qkv_linear(const Block *b) {
-    return BIASED(b, wq, qkv_width(b->m), b->m->C, b->p.attn_c);
+static Linear qkv_linear(const Block &b) {
+    return BIASED(b, wq, qkv_width(b.m), b.m->C, b.p.attn_c);
 }
 
-static Linear latent_linear(const Block *b) {
-    return LINEAR(b, wkvb, 2 * b->m->NH * b->m->HS, b->m->kv_rank, 1);
+static Linear latent_linear(const Block &b) {
+    return LINEAR(b, wkvb, 2 * b.m->NH * b.m->HS, b.m->kv_rank, 1);
 }
 
-static Linear out_linear(const Block *b) {
-    return BIASED(b, wo, b->m->C, b->m->NH * b->m->HS, 1);
+static Linear out_linear(const Block &b) {
+    return BIASED(b, wo, b.m->C, b.m->NH * b.m->HS, 1);
 }
 
-static void attn_branch_forward(const Block *b, real *y, const real *u, Residual add) {
-    const Model *m = b->m;
-    const Acts *a = &b->a;
-    Gpu *gpu = b->gpu;
+static void attn_branch_forward(const Block &b, real *y, const real *u, Residual add) {
+    const Model *m = b.m;
     QkvNorms norms = qkv_norms(b);
-    QkvPlaces raw = qkv_raw(b, a), read = qkv_read(b, a);
+    QkvPlaces raw = qkv_raw(b, b.a), read = qkv_read(b, b.a);
     Norm latent = NORM(b, latent);
-    linear_forward(a->qkv, u, qkv_linear(b), {}, gpu);
+    linear_forward(b.a.qkv, u, qkv_linear(b), {}, b.gpu);
     if (m->kv_rank) {
-        qkv_forward(latent_parts(latent_normed(m, a), {}, latent_raw(m, a), &latent), gpu);
-        linear_forward(a->kvb, a->kvcn, latent_linear(b), {}, gpu);
+        qkv_forward(latent_parts(latent_normed(m, b.a), {}, latent_raw(m, b.a), &latent), b.gpu);
+        linear_forward(b.a.kvb, b.a.kvcn, latent_linear(b), {}, b.gpu);
     }
-    qkv_forward(qkv_parts(read, {}, raw, norms.of, qkv_shape(b)), gpu);  // QK norm, RoPE
+    qkv_forward(qkv_parts(read, {}, raw, norms.of, qkv_shape(b)), b.gpu);  // QK norm, RoPE
     // Sampling: new tokens enter the KV cache. A prompt (nothing cached yet) attends to itself.
-    if (b->cache.k) kv_cache_fill(b->cache, read.of, attn_shape(b), gpu);
-    if (b->cache.cached) attention_decode(a->c, read.of[0], b->cache, attn_shape(b), gpu);
-    else attend_forward(a->c, a->peak, a->lse, read.of, attn_shape(b), gpu);
-    real *c = slot_forward(NORM(b, ctx), a->cn, a->c, gpu);
-    linear_forward(y, c, out_linear(b), add, gpu);
+    if (b.cache.k) kv_cache_fill(b.cache, read.of, attn_shape(b), b.gpu);
+    if (b.cache.cached) attention_decode(b.a.c, read.of[0], b.cache, attn_shape(b), b.gpu);
+    else attend_forward(b.a.c, b.a.peak, b.a.lse, read.of, attn_shape(b), b.gpu);
+    real *c = slot_forward(NORM(b, ctx), b.a.cn, b.a.c, b.gpu);
+    linear_forward(y, c, out_linear(b), add, b.gpu);
 }
 
 // SETs the latent and k_rope in d.qkv, from d.kvb and the gradient of k_rope of each head.
-static void latent_backward(const Block *b, Heads dk_rope) {
-    const Model *m = b->m;
-    const Acts *a = &b->a, *d = &b->d;
-    Gpu *gpu = b->gpu;
+static void latent_backward(const Block &b, Heads dk_rope) {
+    const Model *m = b.m;
     Norm latent = NORM(b, latent);
-    latent_sum(qkv_raw(b, d).turned[1], dk_rope, b->s->n, m->NH, m->rope_size, gpu);
-    linear_backward(d->kvcn, d->kvb, a->kvcn, latent_linear(b), {}, gpu);
-    qkv_backward(latent_parts(latent_raw(m, d), latent_normed(m, d), latent_raw(m, a), &latent),
-                 gpu);
+    latent_sum(qkv_raw(b, b.d).turned[1], dk_rope, b.s->n, m->NH, m->rope_size, b.gpu);
+    linear_backward(b.d.kvcn, b.d.kvb, b.a.kvcn, latent_linear(b), {}, b.gpu);
+    qkv_backward(latent_parts(latent_raw(m, b.d), latent_normed(m, b.d), latent_raw(m, b.a),
+                              &latent),
+                 b.gpu);
 }
 
 // du = (gradient through the branch) + add
-static void attn_branch_backward(const Block *b, real *du, const real *dy, const real *u,
+static void attn_branch_backward(const Block &b, real *du, const real *dy, const real *u,
                                  Residual add) {
-    const Model *m = b->m;
-    const Acts *a = &b->a, *d = &b->d;
-    Gpu *gpu = b->gpu;
     QkvNorms norms = qkv_norms(b);
-    QkvPlaces raw = qkv_raw(b, a), read = qkv_read(b, a);
-    QkvPlaces draw = qkv_raw(b, d), dread = qkv_read(b, d);
-    real *dc = b->p.ctx.on ? d->cn : d->c;
-    linear_backward(dc, dy, b->p.ctx.on ? a->cn : a->c, out_linear(b), {}, gpu);
-    dc = slot_backward(NORM(b, ctx), d->c, dc, a->c, gpu);
-    attend_backward(dread.of, a->dots, dc, a->c, a->lse, read.of, attn_shape(b), gpu);
+    QkvPlaces raw = qkv_raw(b, b.a), read = qkv_read(b, b.a);
+    QkvPlaces draw = qkv_raw(b, b.d), dread = qkv_read(b, b.d);
+    real *dc = b.p.ctx.on ? b.d.cn : b.d.c;
+    linear_backward(dc, dy, b.p.ctx.on ? b.a.cn : b.a.c, out_linear(b), {}, b.gpu);
+    dc = slot_backward(NORM(b, ctx), b.d.c, dc, b.a.c, b.gpu);
+    attend_backward(dread.of, b.a.dots, dc, b.a.c, b.a.lse, read.of, attn_shape(b), b.gpu);
     // The gradient of k_rope stays per head until latent_backward adds it up.
-    if (m->kv_rank) draw.turned[1] = dread.turned[1];
-    qkv_backward(qkv_parts(draw, dread, raw, norms.of, qkv_shape(b)), gpu);
-    if (m->kv_rank) latent_backward(b, dread.turned[1]);
-    linear_backward(du, d->qkv, u, qkv_linear(b), add, gpu);
+    if (b.m->kv_rank) draw.turned[1] = dread.turned[1];
+    qkv_backward(qkv_parts(draw, dread, raw, norms.of, qkv_shape(b)), b.gpu);
+    if (b.m->kv_rank) latent_backward(b, dread.turned[1]);
+    linear_backward(du, b.d.qkv, u, qkv_linear(b), add, b.gpu);
 }
 
 // ------------------------------------------------------------------------------------ feed-forward
@@ -238,50 +229,46 @@ static void attn_branch_backward(const Block *b, real *du, const real *dy, const
 // with experts). Without N_hidden, bf16 products apply GELU and its derivative in their epilogue;
 // in float the library's tanh may differ from ours in the last bits.
 
-static bool gelu_in_product(const Block *b) {
-    return sizeof(real) == 2 && !b->m->swiglu && !b->p.hidden.on;
+static bool gelu_in_product(const Block &b) {
+    return sizeof(real) == 2 && !b.m->swiglu && !b.p.hidden.on;
 }
 
 // [W_gate | W_up], or W_up alone.
-static Linear up_linear(const Block *b) {
-    if (b->m->swiglu) return BIASED(b, wg, 2 * b->p.F, b->m->C, b->p.ffn_c);
-    return BIASED(b, wu, b->p.F, b->m->C, b->p.ffn_c);
+static Linear up_linear(const Block &b) {
+    if (b.m->swiglu) return BIASED(b, wg, 2 * b.p.F, b.m->C, b.p.ffn_c);
+    return BIASED(b, wu, b.p.F, b.m->C, b.p.ffn_c);
 }
 
-static Linear down_linear(const Block *b) { return BIASED(b, wd, b->m->C, b->p.F, 1); }
+static Linear down_linear(const Block &b) { return BIASED(b, wd, b.m->C, b.p.F, 1); }
 
-static void mlp_forward(const Block *b, real *y, const real *u, Residual add) {
-    const Acts *a = &b->a;
-    Gpu *gpu = b->gpu;
+static void mlp_forward(const Block &b, real *y, const real *u, Residual add) {
     Norm norm = NORM(b, shared_out);  // N_down
-    if (gelu_in_product(b)) linear_gelu_forward(a->h, a->gu, u, up_linear(b), gpu);
+    if (gelu_in_product(b)) linear_gelu_forward(b.a.h, b.a.gu, u, up_linear(b), b.gpu);
     else {
-        linear_forward(a->gu, u, up_linear(b), {}, gpu);
-        real *gu = slot_forward(NORM(b, hidden), a->gun, a->gu, gpu);
-        activation_forward(a->h, gu, b->s->n, b->p.F, b->m->swiglu, gpu);
+        linear_forward(b.a.gu, u, up_linear(b), {}, b.gpu);
+        real *gu = slot_forward(NORM(b, hidden), b.a.gun, b.a.gu, b.gpu);
+        activation_forward(b.a.h, gu, b.s->n, b.p.F, b.m->swiglu, b.gpu);
     }
     if (norm.site.on) {
-        linear_forward(a->sy, a->h, down_linear(b), {}, gpu);
-        add_norm_forward({y, nullptr, a->sy, add.x, add.scale, &norm, nullptr}, gpu);
-    } else linear_forward(y, a->h, down_linear(b), add, gpu);
+        linear_forward(b.a.sy, b.a.h, down_linear(b), {}, b.gpu);
+        add_norm_forward({y, nullptr, b.a.sy, add.x, add.scale, &norm, nullptr}, b.gpu);
+    } else linear_forward(y, b.a.h, down_linear(b), add, b.gpu);
 }
 
 // du = (gradient through the MLP) + add
-static void mlp_backward(const Block *b, real *du, real *dy, const real *u, Residual add) {
-    const Acts *a = &b->a, *d = &b->d;
-    Gpu *gpu = b->gpu;
+static void mlp_backward(const Block &b, real *du, real *dy, const real *u, Residual add) {
     Linear down = down_linear(b);
-    dy = slot_backward(NORM(b, shared_out), d->sy, dy, a->sy, gpu);
-    linear_backward_weight(dy, a->h, down, gpu);
-    if (gelu_in_product(b)) linear_gelu_backward_input(d->gu, a->gu, dy, down, gpu);
+    dy = slot_backward(NORM(b, shared_out), b.d.sy, dy, b.a.sy, b.gpu);
+    linear_backward_weight(dy, b.a.h, down, b.gpu);
+    if (gelu_in_product(b)) linear_gelu_backward_input(b.d.gu, b.a.gu, dy, down, b.gpu);
     else {
-        real *dgu = b->p.hidden.on ? d->gun : d->gu;
-        const real *gu = b->p.hidden.on ? a->gun : a->gu;
-        linear_backward_input(d->h, dy, down, {}, gpu);
-        activation_backward(dgu, d->h, gu, b->s->n, b->p.F, b->m->swiglu, gpu);
-        slot_backward(NORM(b, hidden), d->gu, dgu, a->gu, gpu);
+        real *dgu = b.p.hidden.on ? b.d.gun : b.d.gu;
+        const real *gu = b.p.hidden.on ? b.a.gun : b.a.gu;
+        linear_backward_input(b.d.h, dy, down, {}, b.gpu);
+        activation_backward(dgu, b.d.h, gu, b.s->n, b.p.F, b.m->swiglu, b.gpu);
+        slot_backward(NORM(b, hidden), b.d.gu, dgu, b.a.gu, b.gpu);
     }
-    linear_backward(du, d->gu, u, up_linear(b), add, gpu);
+    linear_backward(du, b.d.gu, u, up_linear(b), add, b.gpu);
 }
 
 // ------------------------------------------------------------------------------ mixture of experts
@@ -291,99 +278,93 @@ static void mlp_backward(const Block *b, real *du, real *dy, const real *u, Resi
 
 // --router-losses mean: a loss is the mean over the layers with experts, and the z-loss is divided
 // by K too.
-static Router block_router(const Block *b) {
-    const Moe *o = &b->m->moe;
-    const Acts *a = &b->a;
+static Router block_router(const Block &b) {
+    const Moe *o = &b.m->moe;
     const bool mean = o->losses == LOSSES_MEAN;
-    double layer = mean ? 1.0 / moe_layers(b->m) : 1;
+    double layer = mean ? 1.0 / moe_layers(b.m) : 1;
     double z = mean ? layer / o->K : layer;
-    return {b->s->B, b->s->T, o->E, o->K, o->router, (float)b->p.gate_scale,
+    return {b.s->B, b.s->T, o->E, o->K, o->router, (float)b.p.gate_scale,
             (float)(layer * o->balance), (float)(layer * o->sequence), (float)(z * o->z),
-            a->rz, b->router_bias, a->gate, a->rlse, a->load, a->share, a->choice, a->place,
-            a->start, a->source, a->tiles, nullptr, nullptr};
+            b.a.rz, b.router_bias, b.a.gate, b.a.rlse, b.a.load, b.a.share, b.a.choice, b.a.place,
+            b.a.start, b.a.source, b.a.tiles, nullptr, nullptr};
 }
 
-static Linear router_linear(const Block *b) {
-    return LINEAR(b, router, b->m->moe.E, b->m->C, b->p.ffn_c);
+static Linear router_linear(const Block &b) {
+    return LINEAR(b, router, b.m->moe.E, b.m->C, b.p.ffn_c);
 }
 
 // Rows of all experts together: each token has one in each of its K experts.
-static int64_t assigned(const Block *b) { return (int64_t)b->s->n * b->m->moe.K; }
+static int64_t assigned(const Block &b) { return (int64_t)b.s->n * b.m->moe.K; }
 
 // Weights of all experts: [E, 2F, C] or [E, F, C] up, which gathers the rows of u from the tokens,
 // and [E, C, F] down.
-static Experts experts_up(const Block *b) {
-    const Model *m = b->m;
-    const Acts *a = &b->a;
-    Experts up = {b->w.xu, b->dw.xu, m->moe.E, 1, m->F, m->C, (float)b->p.ffn_c, assigned(b),
-                  a->start, a->tiles, a->source, b->dw_of_linears};
-    if (m->swiglu) up.w = b->w.xg, up.dw = b->dw.xg, up.parts = 2;
+static Experts experts_up(const Block &b) {
+    const Model *m = b.m;
+    Experts up = {b.w.xu, b.dw.xu, m->moe.E, 1, m->F, m->C, (float)b.p.ffn_c, assigned(b),
+                  b.a.start, b.a.tiles, b.a.source, b.dw_of_linears};
+    if (m->swiglu) up.w = b.w.xg, up.dw = b.dw.xg, up.parts = 2;
     return up;
 }
 
-static Experts experts_down(const Block *b) {
-    return {b->w.xd, b->dw.xd, b->m->moe.E, 1, b->m->C, b->m->F, 1, assigned(b), b->a.start,
-            b->a.tiles, nullptr, b->dw_of_linears};
+static Experts experts_down(const Block &b) {
+    return {b.w.xd, b.dw.xd, b.m->moe.E, 1, b.m->C, b.m->F, 1, assigned(b), b.a.start,
+            b.a.tiles, nullptr, b.dw_of_linears};
 }
 
 // A norm over rows sorted by expert, with a gain [width] for each expert.
 #define EXPERT_NORM(b, slot) \
-    Norm{(b)->p.slot, (b)->w.slot##_w, nullptr, (b)->dw.slot##_w, nullptr, nullptr, \
-         (b)->a.slot##_rstd, assigned(b), (float)(b)->m->eps, (b)->m->moe.E, (b)->a.start}
+    Norm{b.p.slot, b.w.slot##_w, nullptr, b.dw.slot##_w, nullptr, nullptr, \
+         b.a.slot##_rstd, assigned(b), (float)b.m->eps, b.m->moe.E, b.a.start}
 
-static void moe_forward(const Block *b, real *y, const real *u, Residual add) {
-    const Model *m = b->m;
-    const Acts *a = &b->a;
-    Gpu *gpu = b->gpu;
+static void moe_forward(const Block &b, real *y, const real *u, Residual add) {
+    const Model *m = b.m;
     Router r = block_router(b);
-    linear_forward_wide(a->rz, u, router_linear(b), gpu);  // router logits [n, E], in float
-    router_forward(r, gpu);  // top-k and its gates
+    linear_forward_wide(b.a.rz, u, router_linear(b), b.gpu);  // router logits [n, E], in float
+    router_forward(r, b.gpu);  // top-k and its gates
     // Each expert reads its tokens through `source`, and writes rows sorted by expert.
-    experts_forward(a->xgu, u, experts_up(b), gpu);
-    const real *gu = slot_forward(EXPERT_NORM(b, expert_hidden), a->xgun, a->xgu, gpu);
-    activation_forward(a->xh, gu, assigned(b), m->F, m->swiglu, gpu);
-    experts_forward(a->xy, a->xh, experts_down(b), gpu);
-    const real *rows = slot_forward(EXPERT_NORM(b, expert_out), a->xyn, a->xy, gpu);
-    if (b->p.F) {  // shared experts: y = mlp(u) + add comes first
+    experts_forward(b.a.xgu, u, experts_up(b), b.gpu);
+    const real *gu = slot_forward(EXPERT_NORM(b, expert_hidden), b.a.xgun, b.a.xgu, b.gpu);
+    activation_forward(b.a.xh, gu, assigned(b), m->F, m->swiglu, b.gpu);
+    experts_forward(b.a.xy, b.a.xh, experts_down(b), b.gpu);
+    const real *rows = slot_forward(EXPERT_NORM(b, expert_out), b.a.xyn, b.a.xy, b.gpu);
+    if (b.p.F) {  // shared experts: y = mlp(u) + add comes first
         mlp_forward(b, y, u, add);
         add = {y, 1};
     }
-    combine(y, rows, r, add, m->C, gpu);
+    combine(y, rows, r, add, m->C, b.gpu);
 }
 
 // du = (gradient through the experts, the router and the MLP) + add
-static void moe_backward(const Block *b, real *du, real *dy, const real *u, Residual add) {
-    const Model *m = b->m;
-    const Acts *a = &b->a, *d = &b->d;
-    Gpu *gpu = b->gpu;
+static void moe_backward(const Block &b, real *du, real *dy, const real *u, Residual add) {
+    const Model *m = b.m;
     Norm hidden = EXPERT_NORM(b, expert_hidden), out = EXPERT_NORM(b, expert_out);
     Router r = block_router(b), ungated = r;
     ungated.gate = nullptr;
-    const real *y_rows = out.site.on ? a->xyn : a->xy, *gu = hidden.site.on ? a->xgun : a->xgu;
-    real *drows = out.site.on ? d->xyn : d->xy, *dgu = hidden.site.on ? d->xgun : d->xgu;
+    const real *y_rows = out.site.on ? b.a.xyn : b.a.xy, *gu = hidden.site.on ? b.a.xgun : b.a.xgu;
+    real *drows = out.site.on ? b.d.xyn : b.d.xy, *dgu = hidden.site.on ? b.d.xgun : b.d.xgu;
     // Through the gates, to the rows of the experts and to the gates themselves.
-    combine_backward(drows, d->gate, dy, y_rows, r, m->C, gpu);
-    drows = slot_backward(out, d->xy, drows, a->xy, gpu);
-    experts_backward(d->xh, drows, a->xh, experts_down(b), gpu);
-    activation_backward(dgu, d->xh, gu, assigned(b), m->F, m->swiglu, gpu);
-    dgu = slot_backward(hidden, d->xgu, dgu, a->xgu, gpu);
+    combine_backward(drows, b.d.gate, dy, y_rows, r, m->C, b.gpu);
+    drows = slot_backward(out, b.d.xy, drows, b.a.xy, b.gpu);
+    experts_backward(b.d.xh, drows, b.a.xh, experts_down(b), b.gpu);
+    activation_backward(dgu, b.d.xh, gu, assigned(b), m->F, m->swiglu, b.gpu);
+    dgu = slot_backward(hidden, b.d.xgu, dgu, b.a.xgu, b.gpu);
     // Up: xdx has a row for each assignment; combine adds up those of a token.
-    experts_backward(a->xdx, dgu, u, experts_up(b), gpu);
-    combine(du, a->xdx, ungated, add, m->C, gpu);
+    experts_backward(b.a.xdx, dgu, u, experts_up(b), b.gpu);
+    combine(du, b.a.xdx, ungated, add, m->C, b.gpu);
     // The router and the shared experts read u too, so they ADD to du.
-    router_backward(a->rdz, d->gate, r, b->dloss, gpu);
-    linear_backward(du, a->rdz, u, router_linear(b), {du, 1}, gpu);
-    if (b->p.F) mlp_backward(b, du, dy, u, {du, 1});
+    router_backward(b.a.rdz, b.d.gate, r, b.dloss, b.gpu);
+    linear_backward(du, b.a.rdz, u, router_linear(b), {du, 1}, b.gpu);
+    if (b.p.F) mlp_backward(b, du, dy, u, {du, 1});
 }
 
 // A layer is dense, or has experts (LayerMode.moe).
-static void ffn_branch_forward(const Block *b, real *y, const real *u, Residual add) {
-    if (b->p.moe) moe_forward(b, y, u, add);
+static void ffn_branch_forward(const Block &b, real *y, const real *u, Residual add) {
+    if (b.p.moe) moe_forward(b, y, u, add);
     else mlp_forward(b, y, u, add);
 }
 
-static void ffn_branch_backward(const Block *b, real *du, real *dy, const real *u, Residual add) {
-    if (b->p.moe) moe_backward(b, du, dy, u, add);
+static void ffn_branch_backward(const Block &b, real *du, real *dy, const real *u, Residual add) {
+    if (b.p.moe) moe_backward(b, du, dy, u, add);
     else mlp_backward(b, du, dy, u, add);
 }
 
@@ -391,25 +372,23 @@ static void ffn_branch_backward(const Block *b, real *du, real *dy, const real *
 // mid = L2(x + alpha_1 (L2(attention(x)) - x))    x' = L2(mid + alpha_2 (L2(ffn(mid)) - mid))
 
 #define INTERPOLATION(b, sub) \
-    Interpolation{(b)->w.sub##_p, (b)->dw.sub##_p, NORM(b, sub##_out), NORM(b, sub##_post)}
+    Interpolation{b.w.sub##_p, b.dw.sub##_p, NORM(b, sub##_out), NORM(b, sub##_post)}
 
-static void interpolated_forward(const Block *b, real *x) {
-    const Acts *a = &b->a;
+static void interpolated_forward(const Block &b, real *x) {
     Interpolation attn = INTERPOLATION(b, attn), ffn = INTERPOLATION(b, ffn);
-    attn_branch_forward(b, a->ay, x, {});
-    interpolate_forward(a->mid, a->ay, x, &attn, b->gpu);
-    ffn_branch_forward(b, a->fy, a->mid, {});
-    interpolate_forward(a->x, a->fy, a->mid, &ffn, b->gpu);
+    attn_branch_forward(b, b.a.ay, x, {});
+    interpolate_forward(b.a.mid, b.a.ay, x, &attn, b.gpu);
+    ffn_branch_forward(b, b.a.fy, b.a.mid, {});
+    interpolate_forward(b.a.x, b.a.fy, b.a.mid, &ffn, b.gpu);
 }
 
 // The gradient of the skip is SET first; the branch then adds its own to it (d.mid, dx).
-static void interpolated_backward(const Block *b, real *dx, real *x) {
-    const Acts *a = &b->a, *d = &b->d;
+static void interpolated_backward(const Block &b, real *dx, real *x) {
     Interpolation attn = INTERPOLATION(b, attn), ffn = INTERPOLATION(b, ffn);
-    interpolate_backward({d->fy, d->mid, d->x, a->x, a->fy, a->mid}, &ffn, b->gpu);
-    ffn_branch_backward(b, d->mid, d->fy, a->mid, {d->mid, 1});
-    interpolate_backward({d->ay, dx, d->mid, a->mid, a->ay, x}, &attn, b->gpu);
-    attn_branch_backward(b, dx, d->ay, x, {dx, 1});
+    interpolate_backward({b.d.fy, b.d.mid, b.d.x, b.a.x, b.a.fy, b.a.mid}, &ffn, b.gpu);
+    ffn_branch_backward(b, b.d.mid, b.d.fy, b.a.mid, {b.d.mid, 1});
+    interpolate_backward({b.d.ay, dx, b.d.mid, b.a.mid, b.a.ay, x}, &attn, b.gpu);
+    attn_branch_backward(b, dx, b.d.ay, x, {dx, 1});
 }
 
 // -------------------------------------------------------------------------- the block, every mode
@@ -420,132 +399,127 @@ static const real *skip_of(int skip, const real *own, const real *normed, const 
     return skip == NORMED ? normed : block;
 }
 
-template <int ROW> static void block_forward(const Block *b, real *x) {
+template <int ROW> static void block_forward(const Block &b, real *x) {
     constexpr Mode r = MODES[ROW];
     constexpr bool attn_out = r.attn.out || r.sdd, ffn_out = r.ffn.out || r.sdd;
-    const Acts *a = &b->a;
-    float attn_a = b->p.attn_a, ffn_a = b->p.ffn_a;
+    float attn_a = b.p.attn_a, ffn_a = b.p.ffn_a;
     // Constructing a Norm is free: only those in a slot of this row are used.
     Norm out1 = NORM(b, attn_out), post1 = NORM(b, attn_post);
     Norm in2 = NORM(b, ffn_in), out2 = NORM(b, ffn_out), post2 = NORM(b, ffn_post);
 
-    // Attention: from x to mid, and to a->fi = in2(mid) if the MLP has an input norm.
-    real *u = slot_forward(NORM(b, attn_in), a->ai, x, b->gpu);
+    // Attention: from x to mid, and to a.fi = in2(mid) if the MLP has an input norm.
+    real *u = slot_forward(NORM(b, attn_in), b.a.ai, x, b.gpu);
     const real *skip = skip_of(r.attn.skip, x, u, x);
     if constexpr (attn_out || r.attn.post || r.ffn.in) {
-        attn_branch_forward(b, a->ay, u, {});
+        attn_branch_forward(b, b.a.ay, u, {});
         // Residual + norm: one kernel norms y, adds the residual, and applies the next norm.
-        AddNorm f = {a->mid, a->fi, a->ay, skip, attn_a, &out1, &in2};
-        if constexpr (r.attn.post) f.s = a->as, f.z = a->mid, f.next = &post1;
-        add_norm_forward(f, b->gpu);
-        if constexpr (r.attn.post && r.ffn.in) slot_forward(in2, a->fi, a->mid, b->gpu);
-    } else attn_branch_forward(b, a->mid, u, {skip, attn_a});  // the product adds the residual
+        AddNorm f = {b.a.mid, b.a.fi, b.a.ay, skip, attn_a, &out1, &in2};
+        if constexpr (r.attn.post) f.s = b.a.as, f.z = b.a.mid, f.next = &post1;
+        add_norm_forward(f, b.gpu);
+        if constexpr (r.attn.post && r.ffn.in) slot_forward(in2, b.a.fi, b.a.mid, b.gpu);
+    } else attn_branch_forward(b, b.a.mid, u, {skip, attn_a});  // the product adds the residual
 
-    // Feed-forward: from mid to a->x.
-    u = r.ffn.in ? a->fi : a->mid;
-    skip = skip_of(r.ffn.skip, a->mid, u, x);
+    // Feed-forward: from mid to a.x.
+    u = r.ffn.in ? b.a.fi : b.a.mid;
+    skip = skip_of(r.ffn.skip, b.a.mid, u, x);
     if constexpr (ffn_out || r.ffn.post) {
-        ffn_branch_forward(b, a->fy, u, {});
-        real *s = r.ffn.post ? a->fs : a->x;
-        add_norm_forward({s, a->x, a->fy, skip, ffn_a, &out2, &post2}, b->gpu);
-    } else ffn_branch_forward(b, a->x, u, {skip, ffn_a});  // the product adds the residual
+        ffn_branch_forward(b, b.a.fy, u, {});
+        real *s = r.ffn.post ? b.a.fs : b.a.x;
+        add_norm_forward({s, b.a.x, b.a.fy, skip, ffn_a, &out2, &post2}, b.gpu);
+    } else ffn_branch_forward(b, b.a.x, u, {skip, ffn_a});  // the product adds the residual
 }
 
 // The feed-forward half: from d.x to d.mid. Returns the gradient of its sum s, which the skip
 // needs.
-template <int ROW> static const real *ffn_backward(const Block *b) {
+template <int ROW> static const real *ffn_backward(const Block &b) {
     constexpr Mode r = MODES[ROW];
-    const Acts *a = &b->a, *d = &b->d;
-    float ffn_a = b->p.ffn_a;
-    real *ds = slot_backward(NORM(b, ffn_post), d->fs, d->x, a->fs, b->gpu);  // of s
-    real *dy = slot_backward(NORM(b, ffn_out), d->fy, ds, a->fy, b->gpu);     // of the branch
+    float ffn_a = b.p.ffn_a;
+    real *ds = slot_backward(NORM(b, ffn_post), b.d.fs, b.d.x, b.a.fs, b.gpu);  // of s
+    real *dy = slot_backward(NORM(b, ffn_out), b.d.fy, ds, b.a.fy, b.gpu);      // of the branch
     if constexpr (r.ffn.in) {
         const real *normed = r.ffn.skip == NORMED ? ds : nullptr;
         const real *own = r.ffn.skip == OWN ? ds : nullptr;
-        ffn_branch_backward(b, d->fi, dy, a->fi, {normed, ffn_a});
-        slot_backward(NORM(b, ffn_in), d->mid, d->fi, a->mid, b->gpu, {own, ffn_a});
+        ffn_branch_backward(b, b.d.fi, dy, b.a.fi, {normed, ffn_a});
+        slot_backward(NORM(b, ffn_in), b.d.mid, b.d.fi, b.a.mid, b.gpu, {own, ffn_a});
     } else {
         const real *own = r.ffn.skip != BLOCK ? ds : nullptr;
-        ffn_branch_backward(b, d->mid, dy, a->mid, {own, ffn_a});
+        ffn_branch_backward(b, b.d.mid, dy, b.a.mid, {own, ffn_a});
     }
     return ds;
 }
 
 // From d.x, the complete gradient of the block's output, to dx, the gradient of its input.
-template <int ROW> static void block_backward(const Block *b, real *dx, real *x) {
+template <int ROW> static void block_backward(const Block &b, real *dx, real *x) {
     constexpr Mode r = MODES[ROW];
     constexpr bool block = r.ffn.skip == BLOCK, normed = r.attn.in && r.attn.skip == NORMED;
-    const Acts *a = &b->a, *d = &b->d;
-    float attn_a = b->p.attn_a, ffn_a = b->p.ffn_a;
+    float attn_a = b.p.attn_a, ffn_a = b.p.ffn_a;
     Norm in = NORM(b, attn_in), post = NORM(b, attn_post);
     const real *ds_ffn = ffn_backward<ROW>(b);
-    real *ds = d->mid;  // the gradient of s, or of post(s) until attention's post norm below
+    real *ds = b.d.mid;  // the gradient of s, or of post(s) until attention's post norm below
 
     // Attention's post norm. If both skips are the block's input, dx starts as the sum of their
     // gradients.
     constexpr bool both = block && !normed;
     if constexpr (r.attn.post) {
-        NormBackward f = {d->as, both ? dx : nullptr, d->mid, a->as, nullptr,
+        NormBackward f = {b.d.as, both ? dx : nullptr, b.d.mid, b.a.as, nullptr,
                           both ? ds_ffn : nullptr, 0, attn_a, ffn_a};
-        norm_backward(&post, f, b->gpu);
-        ds = d->as;
+        norm_backward(&post, f, b.gpu);
+        ds = b.d.as;
     } else if constexpr (both) {
-        scale_add(dx, ds, attn_a, ds_ffn, ffn_a, (int64_t)b->s->n * b->m->C, b->gpu);
+        scale_add(dx, ds, attn_a, ds_ffn, ffn_a, (int64_t)b.s->n * b.m->C, b.gpu);
     }
-    real *dy = slot_backward(NORM(b, attn_out), d->ay, ds, a->ay, b->gpu);
+    real *dy = slot_backward(NORM(b, attn_out), b.d.ay, ds, b.a.ay, b.gpu);
 
     // The branch, then its input norm; whichever is last adds the gradient of the residual.
     Residual skip = both ? Residual{dx, 1} : Residual{ds, attn_a};
     if constexpr (normed) {
-        attn_branch_backward(b, d->ai, dy, a->ai, {ds, attn_a});
-        slot_backward(in, dx, d->ai, x, b->gpu, {block ? ds_ffn : nullptr, ffn_a});
+        attn_branch_backward(b, b.d.ai, dy, b.a.ai, {ds, attn_a});
+        slot_backward(in, dx, b.d.ai, x, b.gpu, {block ? ds_ffn : nullptr, ffn_a});
     } else if constexpr (r.attn.in) {
-        attn_branch_backward(b, d->ai, dy, a->ai, {});
-        slot_backward(in, dx, d->ai, x, b->gpu, skip);
+        attn_branch_backward(b, b.d.ai, dy, b.a.ai, {});
+        slot_backward(in, dx, b.d.ai, x, b.gpu, skip);
     } else attn_branch_backward(b, dx, dy, x, skip);
 }
 
 // --recompute cheap: recomputes the activations that cost memory traffic but no product.
-static void block_recompute(const Block *b, real *x) {
-    const Acts *a = &b->a;
-    slot_forward(NORM(b, attn_in), a->ai, x, b->gpu);
-    slot_forward(NORM(b, ffn_in), a->fi, a->mid, b->gpu);
-    if (b->p.F)
-        activation_forward(a->h, b->p.hidden.on ? a->gun : a->gu, b->s->n, b->p.F, b->m->swiglu,
-                           b->gpu);
-    if (b->p.moe)
-        activation_forward(a->xh, b->p.expert_hidden.on ? a->xgun : a->xgu, assigned(b), b->m->F,
-                           b->m->swiglu, b->gpu);
+static void block_recompute(const Block &b, real *x) {
+    slot_forward(NORM(b, attn_in), b.a.ai, x, b.gpu);
+    slot_forward(NORM(b, ffn_in), b.a.fi, b.a.mid, b.gpu);
+    if (b.p.F)
+        activation_forward(b.a.h, b.p.hidden.on ? b.a.gun : b.a.gu, b.s->n, b.p.F, b.m->swiglu,
+                           b.gpu);
+    if (b.p.moe)
+        activation_forward(b.a.xh, b.p.expert_hidden.on ? b.a.xgun : b.a.xgu, assigned(b), b.m->F,
+                           b.m->swiglu, b.gpu);
 }
 
 // Adds this layer's statistics to sums (--norms-every), right after its forward pass, while the
 // buffers still hold this layer. x: the block's input.
-static void block_stats(const Block *b, LayerSums *sums, const real *x) {
-    const Mode *r = b->p.row;
-    const Acts *a = &b->a;
-    const real *attn_u = r->attn.in ? a->ai : x, *ffn_u = r->ffn.in ? a->fi : a->mid;
+static void block_stats(const Block &b, LayerSums *sums, const real *x) {
+    const Mode *r = b.p.row;
+    const real *attn_u = r->attn.in ? b.a.ai : x, *ffn_u = r->ffn.in ? b.a.fi : b.a.mid;
     LayerTensors t = {
-        .s = {r->attn.post ? a->as : a->mid, r->ffn.post ? a->fs : a->x},
-        .skip = {skip_of(r->attn.skip, x, attn_u, x), skip_of(r->ffn.skip, a->mid, ffn_u, x)},
-        .x = a->x,
-        .peak = a->peak,
-        .a = {(float)b->p.attn_a, (float)b->p.ffn_a},
-        .size = (int64_t)b->s->n * b->m->C,
-        .peaks = (int64_t)b->s->n * b->m->NH,
-        .rstd = {a->attn_out_rstd, a->ffn_out_rstd},
-        .p = {b->w.attn_p, b->w.ffn_p},
-        .C = b->m->C,
+        .s = {r->attn.post ? b.a.as : b.a.mid, r->ffn.post ? b.a.fs : b.a.x},
+        .skip = {skip_of(r->attn.skip, x, attn_u, x), skip_of(r->ffn.skip, b.a.mid, ffn_u, x)},
+        .x = b.a.x,
+        .peak = b.a.peak,
+        .a = {(float)b.p.attn_a, (float)b.p.ffn_a},
+        .size = (int64_t)b.s->n * b.m->C,
+        .peaks = (int64_t)b.s->n * b.m->NH,
+        .rstd = {b.a.attn_out_rstd, b.a.ffn_out_rstd},
+        .p = {b.w.attn_p, b.w.ffn_p},
+        .C = b.m->C,
     };
-    if (r->attn.a == LEARNED) t.s[0] = a->ay, t.s[1] = a->fy;  // nGPT: y instead of s
-    layer_sums(sums, t, b->gpu);
+    if (r->attn.a == LEARNED) t.s[0] = b.a.ay, t.s[1] = b.a.fy;  // nGPT: y instead of s
+    layer_sums(sums, t, b.gpu);
 }
 
 // ------------------------------------------------------------------------------------- dispatch
 // Every row of modes.h as a pair of functions. LayerMode.row selects the pair of a layer.
 
 struct BlockRow {
-    void (*forward)(const Block *b, real *x);
-    void (*backward)(const Block *b, real *dx, real *x);
+    void (*forward)(const Block &b, real *x);
+    void (*backward)(const Block &b, real *dx, real *x);
 };
 
 template <int ROW> static constexpr BlockRow block_row_of(void) {
@@ -558,4 +532,4 @@ template <int ROW> static constexpr BlockRow block_row_of(void) {
 static const BlockRow BLOCK_ROWS[] = {{NULL, NULL}, MODE_TABLE(BLOCK_ROW, BLOCK_ROW)};
 #undef BLOCK_ROW
 
-static const BlockRow *block_row(const Block *b) { return &BLOCK_ROWS[b->p.row->id]; }
+static const BlockRow *block_row(const Block &b) { return &BLOCK_ROWS[b.p.row->id]; }

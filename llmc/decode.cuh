@@ -30,8 +30,7 @@ static __global__ void __launch_bounds__(FILL_THREADS)
 kv_cache_fill_kernel(KvCache cache, Heads k, Heads v, AttentionShape s) {
     Heads from = blockIdx.y ? v : k;
     int size = blockIdx.y ? s.HS : s.QK, width = s.KV * size;
-    int64_t i = (blockIdx.x * (int64_t)FILL_THREADS + threadIdx.x) * PACK;
-    int64_t row = i / width, column = i % width;
+    int64_t i = grid_thread() * PACK, row = i / width, column = i % width;
     if (row >= s.T) return;
     real *to = (blockIdx.y ? cache.v : cache.k) + (int64_t)cache.cached * width;
     pack_store(to + i, pack_load(from.at + row * from.ld + column / size * from.head +

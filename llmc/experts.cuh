@@ -41,22 +41,6 @@ static inline int64_t experts_weights(const Experts &e) {
     return (int64_t)e.E * e.parts * e.width * e.in;
 }
 
-// Elements of the arrays for this many rows.
-struct ExpertsSizes { int64_t x, dy, w, result, indices; };
-static inline ExpertsSizes experts_sizes(const Experts products[2], int64_t rows) {
-    ExpertsSizes s = {};
-    int64_t per_float = sizeof(wide) / sizeof(real), per_int = sizeof(int32_t) / sizeof(real);
-    for (int i = 0; i < 2; i++) {
-        const Experts &e = products[i];
-        s.x = max(s.x, rows * e.in);
-        s.dy = max(s.dy, rows * e.parts * e.width);
-        s.w = max(s.w, experts_weights(e));
-    }
-    s.result = max(max(s.x, s.dy), s.w * per_float);
-    s.indices = (products[0].E + 1 + rows + 2 * row_tiles(rows, products[0].E)) * per_int;
-    return s;
-}
-
 // Rows of experts as a router may leave them, at `to` on the device: start, source and tiles.
 // Expert 0 has none and expert 1 twice its share; every token has the same number of rows.
 static inline void experts_rows(ExpertsTrial *t, int64_t rows, int32_t *to, Gpu *gpu) {
@@ -81,30 +65,33 @@ static inline void experts_rows(ExpertsTrial *t, int64_t rows, int32_t *to, Gpu 
     }
 }
 
-// Makes a trial of as many experts and tokens as fit in an arena that nobody uses yet; tokens is 0
-// if not even one does.
-static inline ExpertsTrial experts_trial(const Experts products[2], int64_t tokens, real *arena,
-                                         int64_t count, Gpu *gpu) {
+// Makes a trial of as many experts and tokens as fit in the arena; tokens is 0 if not even one
+// does.
+static inline ExpertsTrial experts_trial(const Experts products[2], int64_t tokens, Arena arena,
+                                         Gpu *gpu) {
     ExpertsTrial t = {{products[0], products[1]}, tokens, nullptr, nullptr, nullptr, {}, 0};
-    int64_t each = products[0].rows / tokens;
-    ExpertsSizes s = experts_sizes(products, t.tokens * each);
-    auto all = [&] { return s.x + s.dy + s.w + 2 * s.result + s.indices + 6 * PACK; };
-    while (t.tokens && all() > count) {
-        if (s.w > s.x && t.products[0].E > 1) for (Experts &e : t.products) e.E = (e.E + 1) / 2;
+    int64_t each = products[0].rows / tokens, per_float = sizeof(wide) / sizeof(real);
+    while (t.tokens) {
+        int E = t.products[0].E;
+        int64_t rows = t.tokens * each, x = 0, dy = 0, w = 0;
+        for (const Experts &e : t.products) {
+            x = max(x, rows * e.in);
+            dy = max(dy, rows * e.parts * e.width);
+            w = max(w, experts_weights(e));
+        }
+        t.result_size = max(max(x, dy), w * per_float);
+        Arena rest = arena;
+        t.x = rest.take<real>(x), t.dy = rest.take<real>(dy), t.w = rest.take<real>(w);
+        for (real *&result : t.result) result = rest.take<real>(t.result_size);
+        int32_t *indices = rest.take<int32_t>(E + 1 + rows + 2 * row_tiles(rows, E));
+        if (rest.at <= rest.end) {
+            experts_rows(&t, rows, indices, gpu);
+            fill_random(t.x, t.result[0] - t.x, gpu);  // and dy and w
+            return t;
+        }
+        if (w > x && E > 1) for (Experts &e : t.products) e.E = (e.E + 1) / 2;
         else t.tokens /= 2;
-        s = experts_sizes(t.products, t.tokens * each);
     }
-    if (!t.tokens) return t;
-    auto take = [&](int64_t elements) {
-        real *at = arena;
-        arena += CEIL_DIV(elements, PACK) * PACK;
-        return at;
-    };
-    t.x = take(s.x), t.dy = take(s.dy), t.w = take(s.w);
-    for (real *&result : t.result) result = take(s.result);
-    t.result_size = s.result;
-    experts_rows(&t, t.tokens * each, (int32_t *)take(s.indices), gpu);
-    fill_random(t.x, t.result[0] - t.x, gpu);  // and dy and w
     return t;
 }
 
@@ -151,7 +138,7 @@ static inline void experts_choose(const Experts products[2], int64_t tokens, int
                                   real *arena, int64_t count, Gpu *gpu) {
     bool possible = sizeof(real) == 2 && gpu->capability == 90 && wanted != KERNELS_MMA;
     ExpertsTrial t = {};
-    if (possible) t = experts_trial(products, tokens, arena, count, gpu);
+    if (possible) t = experts_trial(products, tokens, {arena, arena + count}, gpu);
     if (!t.tokens) wanted = KERNELS_MMA;
     for (int layer : {EXPERTS_FORWARD, EXPERTS_INPUT, EXPERTS_WEIGHT})
         gpu->plans->kinds[layer] = kind_choose(t, layer, wanted, gpu);

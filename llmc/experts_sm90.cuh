@@ -197,16 +197,6 @@ template <Major M> __device__ uint64_t operand_descriptor(const unsigned char *t
     return tile_descriptor(tiles + k * 16 * TILE_ROW, BOX_BYTES);
 }
 
-// Begins d += left right, of a stage.
-template <int FORM>
-__device__ void step_multiply(float (&d)[GroupedSizes::COLUMNS / 2], const unsigned char *left,
-                              const unsigned char *right) {
-    constexpr Major A = FORM == WEIGHT ? MAJOR_MN : MAJOR_K;
-    constexpr Major B = FORM == FORWARD ? MAJOR_K : MAJOR_MN;
-    UNROLL for (int k = 0; k < GroupedSizes::DEPTH / 16; k++)
-        wgmma<A, B>(d, operand_descriptor<A>(left, k), operand_descriptor<B>(right, k), true);
-}
-
 template <int FORM> struct GroupedConsumer {
     typedef GroupedSizes G;
     const Grouped &f;
@@ -232,35 +222,10 @@ template <int FORM> struct GroupedConsumer {
             UNROLL for (int i = 0; i < 4; i++) {
                 int row = lane / 8 + 4 * i, at = lane % 8 * 8, column = box * TILE_WIDTH + at;
                 if (row < rows && column < columns)
-                    words_store(y + (int64_t)row * ld + column,
-                                words_load<Pack>(tile_at(room, row, at)));
+                    pack_store(y + (int64_t)row * ld + column,
+                               pack_load((const real *)tile_at(room, row, at)));
             }
             __syncwarp();
-        }
-    }
-
-    // dW = c d, SET or ADD. A lane has two neighbours, four lanes 32 bytes. `row` is this lane's
-    // first in the part of W. To ADD, many loads are in flight.
-    __device__ void dw_store(const GroupedTile &t, int row) const {
-        constexpr int FLIGHT = 16;
-        UNROLL for (int i = 0; i < 2; i++) {
-            int j = row + 8 * i, column = t.column + threadIdx.x % 4 * 2;
-            if (j >= f.e.width) continue;
-            wide *to = f.e.dw + weight_at(f.e, t.expert, t.part * f.e.width + j) + column;
-            UNROLL for (int n0 = 0; n0 < G::COLUMNS / 8; n0 += FLIGHT) {
-                float2 was[FLIGHT] = {};
-                UNROLL for (int n = 0; n < FLIGHT; n++) {
-                    int x = 8 * (n0 + n);
-                    if (f.e.to_dw == ADD && column + x < f.e.in) was[n] = *(float2 *)(to + x);
-                }
-                UNROLL for (int n = 0; n < FLIGHT; n++) {
-                    int x = 8 * (n0 + n);
-                    const float *two = d + 4 * (n0 + n) + 2 * i;
-                    if (column + x < f.e.in)
-                        *(float2 *)(to + x) = float2{was[n].x + f.e.c * two[0],
-                                                     was[n].y + f.e.c * two[1]};
-                }
-            }
         }
     }
 
@@ -268,7 +233,9 @@ template <int FORM> struct GroupedConsumer {
         int row = t.row + group * GROUP_ROWS;
         if (FORM == WEIGHT) {
             // An expert without rows leaves dW as it is, or SETs it to 0.
-            if (t.steps > 0 || f.e.to_dw == SET) dw_store(t, row + group_row());
+            int first = t.part * f.e.width;
+            if (t.steps > 0 || f.e.to_dw == SET)
+                dw_store(f.e, t.expert, d, first + row + group_row(), first + f.e.width, t.column);
             return;
         }
         row += threadIdx.x % WARPGROUP / WARP * 16;
@@ -280,14 +247,19 @@ template <int FORM> struct GroupedConsumer {
 
     // The sums of a tile. A stage is given back when the products of the next one have begun.
     __device__ void multiply(const GroupedTile &t, Ring<G::STAGES> &at) {
+        constexpr Major A = FORM == WEIGHT ? MAJOR_MN : MAJOR_K;
+        constexpr Major B = FORM == FORWARD ? MAJOR_K : MAJOR_MN;
         Ring<G::STAGES> before = at;
         UNROLL for (int i = 0; i < G::COLUMNS / 2; i++) d[i] = 0;
         settle(d);
         for (int step = 0; step < t.steps; step++, at.next()) {
-            const unsigned char *left = stages + at.stage * G::STAGE;
+            const unsigned char *stage = stages + at.stage * G::STAGE;
+            const unsigned char *left = stage + group * BOX_BYTES, *right = stage + G::LEFT;
             mbarrier_wait(ring.full + at.stage, at.parity);
             wgmma_fence();
-            step_multiply<FORM>(d, left + group * BOX_BYTES, left + G::LEFT);
+            UNROLL for (int k = 0; k < G::DEPTH / 16; k++)
+                wgmma<A, B>(d, operand_descriptor<A>(left, k), operand_descriptor<B>(right, k),
+                            true);
             wgmma_commit();
             wgmma_wait<1>();
             if (step > 0) stage_release(ring, before);

@@ -20,18 +20,18 @@
 #include "gpu.cuh"
 
 // For very negative x, e^-x overflows to infinity and the quotient is 0, the right limit.
-static __device__ inline float sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
+__device__ inline float sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
 
 // silu(x) or gelu(x) is x times this sigmoid.
-template <bool SWIGLU> static __device__ inline float activation_sigmoid(float x) {
+template <bool SWIGLU> __device__ inline float activation_sigmoid(float x) {
     return sigmoid(SWIGLU ? x : 1.5957691216057308f * (x + 0.044715f * x * x * x));
 }
 
-template <bool SWIGLU> static __device__ inline float activation(float x) {
+template <bool SWIGLU> __device__ inline float activation(float x) {
     return x * activation_sigmoid<SWIGLU>(x);
 }
 
-template <bool SWIGLU> static __device__ inline float activation_slope(float x) {
+template <bool SWIGLU> __device__ inline float activation_slope(float x) {
     float s = activation_sigmoid<SWIGLU>(x);
     if (SWIGLU) return s * (1 + x * (1 - s));
     return s * (1 + x * (1 - s) * 1.5957691216057308f * (1 + 3 * 0.044715f * x * x));

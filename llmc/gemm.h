@@ -130,17 +130,15 @@ enum {
 #endif
 
 // c + a b, lane by lane.
+static inline Vec gemm_dot(Vec c, Unit a, Units b) {
 #if defined(BF16_PRODUCTS) && defined(__AVX512BF16__)
-static inline Vec gemm_dot(Vec c, Unit a, Units b) {
     return (Vec)_mm512_dpbf16_ps((__m512)c, (__m512bh)_mm512_set1_epi32((int)a), (__m512bh)b);
-}
 #elif defined(BF16_PRODUCTS) && defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
-static inline Vec gemm_dot(Vec c, Unit a, Units b) {
     return (Vec)vbfdotq_f32((float32x4_t)c, (bfloat16x8_t)vdupq_n_u32(a), (bfloat16x8_t)b);
-}
 #else
-static inline Vec gemm_dot(Vec c, Unit a, Units b) { return c + a * b; }
+    return c + a * b;
 #endif
+}
 
 // c + alpha sum, rounded once. Intrinsics, because a compiler contracts a product and a sum in one
 // kernel and not in the next, which would change bits.
@@ -382,8 +380,8 @@ static void gemm_tile(const Tiles *p, int64_t tile) {
     View C = part(p->C, down.from, across.from);
     gemm_begin();
     for (int64_t k0 = 0; k0 == 0 || k0 < K; k0 += KC) {  // once where K is 0
-        int64_t depth = gemm_clamp(K - k0, 0, KC);
-        Ahead slice = gemm_ahead(part(A, 0, k0 + KC), rows, gemm_clamp(K - k0 - KC, 0, KC));
+        int64_t depth = least(K - k0, KC);
+        Ahead slice = gemm_ahead(part(A, 0, k0 + KC), rows, least(K - k0 - KC, KC));
         if (k0 + KC >= K && tile + 1 < p->mp * p->np) {
             Span next = gemm_rows(p, tile + 1);
             slice = gemm_ahead(part(p->A, next.from, 0), next.to - next.from, least(K, KC));
@@ -397,7 +395,7 @@ static void gemm_tile(const Tiles *p, int64_t tile) {
                 View c = part(C, i, j);
                 if (c.first >= NR || c.last <= -MR) continue;  // outside the band
                 KernelArgs call = {
-                    .out = c.p, .stride = c.rs, .rows = gemm_clamp(rows - i, 0, MR),
+                    .out = c.p, .stride = c.rs, .rows = least(rows - i, MR),
                     .a = &panels[i / MR], .b = &b,
                     .s = spans[i / MR], .alpha = p->alpha, .add = k0 > 0 || p->add,
                     .ahead = !last && panel.pieces > 0 ? &panel : &slice,

@@ -135,7 +135,7 @@ INLINE void gemm_square(Unit *dst, int64_t apart, const real *src, int64_t rs, i
         }
     else {
         U32x16 any[16] = {0};  // x itself has no address, and stays in registers
-        gemm_pack_any((Unit *)any, src, rs, cs, rows, 16, depth < DEPTH ? depth : DEPTH);
+        gemm_pack_any((Unit *)any, src, rs, cs, rows, 16, least(depth, DEPTH));
 #pragma GCC unroll 16
         for (int i = 0; i < 16; i++) x[i] = any[i];
     }
@@ -208,7 +208,7 @@ INLINE void gemm_pack(Unit *restrict dst, const real *restrict src, int64_t rs, 
 // A panel of A: the first MR of `rows` rows.
 NOINLINE void gemm_pack_a(Unit *dst, const real *src, int64_t rs, int64_t cs, int64_t rows,
                           int64_t depth) {
-    gemm_pack(dst, src, rs, cs, rows < MR ? rows : MR, MR, depth);
+    gemm_pack(dst, src, rs, cs, least(rows, MR), MR, depth);
 }
 
 // A panel of B: the first NR of `cols` columns.

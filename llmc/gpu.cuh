@@ -102,19 +102,12 @@ typedef REAL Real;
 enum { WARP = 32, PACK = 16 / sizeof(real) };  // PACK: values in 16 bytes, loaded at once
 enum { SET, ADD };  // how a kernel writes a result: over what is there, or added to it
 
-// A T of 8 or 16 bytes in one access; stores are to global memory. nvcc may split a copy of
-// bfloat16, or a memcpy from memory, into accesses of 4, 2 or 1 bytes (make arch-check looks).
-template <typename T> using Words = std::conditional_t<sizeof(T) == 16, uint4, uint2>;
-template <typename T> __device__ T words_load(const void *p) {
-    Words<T> words = *static_cast<const Words<T> *>(p);
-    T x;
-    memcpy(&x, &words, sizeof x);
-    return x;
-}
+// Stores a T of 8 or 16 bytes to global memory in one access. nvcc may split a copy of bfloat16, or
+// a memcpy from memory, into accesses of 4, 2 or 1 bytes (make arch-check looks).
 template <typename T> __device__ void words_store(void *p, const T &x) {
-    Words<T> words;
+    std::conditional_t<sizeof(T) == 16, uint4, uint2> words;
     memcpy(&words, &x, sizeof words);
-    __stwb(static_cast<Words<T> *>(p), words);
+    __stwb(static_cast<decltype(words) *>(p), words);
 }
 
 // 16 bytes of the storage type, in bf16 half the registers of Floats. Rows of all matrices begin at
@@ -122,7 +115,12 @@ template <typename T> __device__ void words_store(void *p, const T &x) {
 struct alignas(16) Pack {
     uint32_t v[4];
 };
-__device__ inline Pack pack_load(const real *p) { return words_load<Pack>(p); }
+__device__ inline Pack pack_load(const real *p) {
+    uint4 words = *reinterpret_cast<const uint4 *>(p);
+    Pack x;
+    memcpy(&x, &words, sizeof x);
+    return x;
+}
 __device__ inline void pack_store(real *p, const Pack &x) { words_store(p, x); }
 
 // A pack as floats, to compute with: sums, products and multiples by element. Loops over a pack
@@ -233,6 +231,9 @@ __device__ inline float block_max(float x) {
     return block_all(x, -FLT_MAX, [](float y) { return warp_max(y); });
 }
 
+// In double, which no square of a float overflows.
+__device__ inline double square(float x) { return (double)x * x; }
+
 // One block adds up partial sums, so there is one order.
 enum { SUMS_THREADS = 512 };
 
@@ -252,15 +253,15 @@ static inline dim3 row_grid(int64_t n, int width) {
 }
 
 // The column of this thread's 16 bytes; the width of the row or more past its end.
-static __device__ inline int row_column(void) {
+__device__ inline int row_column(void) {
     return (blockIdx.y * blockDim.x + threadIdx.x) * PACK;
 }
 
 // The index of this thread in a grid along x, and the number of threads.
-static __device__ inline int64_t grid_thread(void) {
+__device__ inline int64_t grid_thread(void) {
     return (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
 }
-static __device__ inline int64_t grid_threads(void) { return (int64_t)gridDim.x * blockDim.x; }
+__device__ inline int64_t grid_threads(void) { return (int64_t)gridDim.x * blockDim.x; }
 
 // ---------------------------------------------------------------------------------------- context
 

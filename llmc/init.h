@@ -38,17 +38,15 @@ INIT(DEEPNORM, "deepnorm", 1 / sqrt(2.5 * C), sigma,       sigma, pow(8.0 * L, -
 // INIT_NORMAL, INIT_DEPTH, ...: indices into INITS.
 #define INIT_ENUM(id, ...) INIT_##id,
 enum { INIT_TABLE(INIT_ENUM) INIT_COUNT };
-#undef INIT_ENUM
 
-typedef struct InitScheme {
+typedef struct {
     const char *name, *source;                // the word of --init; the paper
     double cut;                               // of the normal distribution, in deviations; 0: none
 } InitScheme;
 #define INIT_ROW(id, word, sigma, out, head, beta, cut, source) {word, source, cut},
 static const InitScheme INITS[] = {INIT_TABLE(INIT_ROW)};
-#undef INIT_ROW
 
-typedef struct Init {
+typedef struct {
     int scheme;                               // INIT_*
     double sigma;                             // --init-std; 0: the scheme's own
     uint64_t seed;
@@ -66,7 +64,6 @@ static inline double init_sigma(const Init *init, const Model *m) {
     double C = m->C, factor = m->mode->sdd ? m->sdd->std : 1.0;
 #define INIT_SIGMA(id, word, sigma, ...) sigma,
     const double own[] = {INIT_TABLE(INIT_SIGMA)};
-#undef INIT_SIGMA
     return (init->sigma > 0 ? init->sigma : own[init->scheme]) * factor;
 }
 
@@ -75,7 +72,6 @@ static inline double init_std(const Init *init, const Model *m, const Entry *e) 
     const double C = m->C, L = m->L, l = e->layer, sigma = init_sigma(init, m);
 #define INIT_EVAL(id, word, own, out, head, beta, ...) {out, head, beta},
     const struct { double out, head, beta; } all[] = {INIT_TABLE(INIT_EVAL)}, s = all[init->scheme];
-#undef INIT_EVAL
     switch (e->row.role) {
         case ROLE_HEAD:   return m->mode->sdd && m->sdd->head ? 1 / sqrt(C) : s.head;
         case ROLE_VALUE:

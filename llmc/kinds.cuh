@@ -26,6 +26,19 @@ template <typename F> static void by_kind(int layer, int wgmma, Gpu *gpu, F run)
     *used = before;
 }
 
+// ------------------------------------------------------------------------------------------ trials
+
+// Memory that nobody uses yet, from which a trial takes its arrays. They fit if `at` is at most
+// `end` then.
+struct Arena {
+    real *at, *end;
+    template <typename T> T *take(int64_t count) {
+        T *array = (T *)at;
+        at += CEIL_DIV(count * (int64_t)sizeof(T), 16) * PACK;
+        return array;
+    }
+};
+
 // -------------------------------------------------------------------------------------- comparison
 
 enum { COMPARE_BLOCKS = 256, COMPARE_THREADS = 256 };

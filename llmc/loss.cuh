@@ -79,7 +79,7 @@ __device__ Softmax softmax_row(real *kept, const real *z, const Logits &f) {
     for (int j = threadIdx.x * PACK; j < f.Vp;) {
         Pack x[CLASSIFIER_LOADS];
         UNROLL for (int l = 0; l < CLASSIFIER_LOADS; l++)
-            if (j + l * step < f.Vp) x[l] = words_load<Pack>(z + l * step);
+            if (j + l * step < f.Vp) x[l] = pack_load(z + l * step);
         UNROLL for (int l = 0; l < CLASSIFIER_LOADS && j < f.Vp; l++, j += step, z += step) {
             Floats logits = pack_floats(x[l]);
             if constexpr (GAINED) logits = gain_load(f.gain, j) * logits;
@@ -172,7 +172,7 @@ loss_sums_kernel(double *sums, Logits f) {
     double ce = 0, z = 0;
     for (int64_t i = threadIdx.x; i < f.n; i += blockDim.x) {
         ce += f.losses[i];
-        z += (double)f.logsum[i] * f.logsum[i];
+        z += square(f.logsum[i]);
     }
     ce = block_sum(ce);
     z = block_sum(z);

@@ -35,7 +35,7 @@ static inline int64_t memory_add(int64_t total, int64_t elements) {
 enum { PARAM_TABLE(PARAM_ENUM) PARAM_COUNT };
 
 // One row of the parameter table (tensors.h), evaluated.
-typedef struct ParamRow {
+typedef struct {
     const char *name;                     // in checkpoints; %d: the layer
     int64_t rows, cols;
     int role, decay, lr;                  // ROLE_*, DECAY_*, LR_*
@@ -43,19 +43,8 @@ typedef struct ParamRow {
     int exists;
 } ParamRow;
 
-// The parameter table for layer l of model m.
-static inline void param_rows(ParamRow rows[PARAM_COUNT], const Model *m, int l) {
-    LayerMode mode = layer_mode(m, l), *p = &mode;
-    const int C = m->C, T = m->T, Vp = m->Vp, F = m->F, E = m->moe.E;
-    const int NH = m->NH, KV = m->KV, HS = m->HS, QK = qk_size(m);
-#define PARAM_EVAL(field, name, r, c, role, gain, exists) \
-    {name, r, c, role, ROLES[role].decay, ROLES[role].lr, gain, exists},
-    const ParamRow all[] = { PARAM_TABLE(PARAM_EVAL) };
-    memcpy(rows, all, sizeof all);
-}
-
 // A parameter tensor that exists.
-typedef struct Entry {
+typedef struct {
     ParamRow row;
     int id;          // PARAM_*
     int layer;       // -1: of the model
@@ -70,7 +59,7 @@ typedef struct Entry {
     int muon;        // matrices that Muon updates, stacked; 0: AdamW updates the tensor
 } Entry;
 
-typedef struct Layout {
+typedef struct {
     Entry *entries, *end;  // [count], and one past the last
     int count;
     int64_t total;    // elements of the weights
@@ -78,20 +67,6 @@ typedef struct Layout {
     int64_t second;   // elements of the second moments in this process
     int64_t *offset;  // [(layer + 1) * PARAM_COUNT + id]; -1: absent
 } Layout;
-
-static inline void layout_add(Layout *t, const ParamRow *row, int id, int layer) {
-    if (!row->exists) return;
-    Entry *e = t->end++;
-    t->count++;
-    e->row = *row;
-    e->id = id;
-    e->layer = layer;
-    e->size = row->rows * row->cols;
-    e->offset = t->total;
-    check_format(e->name, sizeof e->name, row->name, layer);  // the model's names have no %d
-    t->offset[(layer + 1) * PARAM_COUNT + id] = e->offset;
-    t->total = memory_add(t->total, e->size);
-}
 
 // An array of offsets, all -1: absent.
 static inline int64_t *layout_offsets(size_t count) {
@@ -101,22 +76,35 @@ static inline int64_t *layout_offsets(size_t count) {
     return offset;
 }
 
-// Tensors of the model come first, then layer by layer in table order, so that the tensors of a
-// layer are neighbours.
+// Tensors of the model come first (l = -1), then layer by layer in table order, so that the tensors
+// of a layer are neighbours.
 static inline Layout layout_make(const Model *m) {
+    const int C = m->C, T = m->T, Vp = m->Vp, F = m->F, E = m->moe.E;
+    const int NH = m->NH, KV = m->KV, HS = m->HS, QK = qk_size(m);
     Layout t;
     memset(&t, 0, sizeof t);
-    ParamRow rows[PARAM_COUNT];
     size_t places = (size_t)(m->L + 1) * PARAM_COUNT;
     t.entries = t.end = (Entry *)check_alloc(places * sizeof(Entry), "the list of parameters");
     t.offset = layout_offsets(places);
     for (int l = -1; l < m->L; l++) {
-        param_rows(rows, m, l < 0 ? 0 : l);
+        LayerMode mode = layer_mode(m, l < 0 ? 0 : l), *p = &mode;
+#define PARAM_EVAL(field, name, r, c, role, gain, exists) \
+        {name, r, c, role, ROLES[role].decay, ROLES[role].lr, gain, exists},
+        const ParamRow rows[] = { PARAM_TABLE(PARAM_EVAL) };
         for (int id = 0; id < PARAM_COUNT; id++) {
             bool per_layer = strchr(rows[id].name, '%') != NULL;
-            if (per_layer == (l >= 0)) layout_add(&t, &rows[id], id, l);
+            if (!rows[id].exists || per_layer != (l >= 0)) continue;
+            Entry *e = t.end++;
+            e->row = rows[id];
+            e->id = id;
+            e->layer = l;
+            e->size = e->row.rows * e->row.cols;
+            e->offset = t.offset[(l + 1) * PARAM_COUNT + id] = t.total;
+            check_format(e->name, sizeof e->name, e->row.name, l);  // the model's names have no %d
+            t.total = memory_add(t.total, e->size);
         }
     }
+    t.count = t.end - t.entries;
     return t;
 }
 
@@ -124,7 +112,7 @@ static inline Layout layout_make(const Model *m) {
 // updates them. A tensor has one owner, with two exceptions. Embeddings and head, the largest, are
 // split: every process owns some of their rows. Selection biases, which have no gradient, are
 // common: every process updates all of them, alike.
-typedef struct Part {
+typedef struct {
     int64_t first, size;  // elements
 } Part;
 
@@ -149,7 +137,7 @@ static inline bool entry_is_linear(const Model *m, const Entry *e) {
 // stream's space: the rows of a matrix that reads the stream, the columns of an output projection,
 // which writes to it. Matrices of experts are stacked. A router, which nGPT's paper does not have,
 // is not normalized.
-typedef struct EntryLines {
+typedef struct {
     int length;  // elements of a line; 0: no lines
     int stride;  // from one element to the next
 } EntryLines;
@@ -159,12 +147,6 @@ static inline EntryLines entry_lines(const Model *m, const Entry *e) {
     EntryLines none = {0, 0}, rows = {cols, 1}, columns = {m->C, cols};
     if (!m->mode->unit || role >= ROLE_ZERO || role == ROLE_ROUTER) return none;
     return role == ROLE_OUT ? columns : rows;
-}
-
-// The number of matrices in a tensor that Muon updates: an expert's is one. 0: AdamW updates it.
-static inline int entry_matrices(const Model *m, const Entry *e) {
-    bool experts = e->id == PARAM_xg || e->id == PARAM_xu || e->id == PARAM_xd;
-    return ROLES[e->row.role].muon * (experts ? m->moe.E : 1);
 }
 
 // ZeRO-1: chooses the owner of each tensor, in their order: the process with the fewest elements so
@@ -179,7 +161,9 @@ static inline void layout_share(Layout *t, const Model *m, bool muon, int rank, 
             if (load[r] < load[e->owner]) e->owner = r;
         for (int r = 0; r < processes; r++) load[r] += entry_part(e, r, processes).size;
         int64_t own = entry_part(e, rank, processes).size;
-        e->muon = muon ? entry_matrices(m, e) : 0;
+        bool experts = e->id == PARAM_xg || e->id == PARAM_xu || e->id == PARAM_xd;
+        int matrices = experts ? m->moe.E : 1;
+        e->muon = (muon && ROLES[e->row.role].muon) ? matrices : 0;
         e->state = t->state;
         e->second = t->second;
         t->state = memory_add(t->state, own);
@@ -219,7 +203,7 @@ static inline void layout_free(Layout *t) {
 enum { ACT_TABLE(ACT_ENUM) ACT_COUNT };
 
 // One row of the activation table (tensors.h), evaluated.
-typedef struct ActRow {
+typedef struct {
     const char *field;
     int copies;          // layer l uses copy l % copies
     int64_t rows, cols;
@@ -243,7 +227,7 @@ static inline void act_rows(ActRow rows[ACT_COUNT], const Model *m, const Sizes 
     memcpy(rows, all, sizeof all);
 }
 
-typedef struct ActLayout {
+typedef struct {
     int64_t *act, *grad;   // offsets of copy c: [c * ACT_COUNT + id]; -1: absent
     int64_t acts, grads;   // elements of the two arenas
 } ActLayout;
@@ -286,17 +270,17 @@ static inline void act_layout_free(ActLayout *t) {
 #define wide real
 #endif
 // One pointer for each row of the table, in its order: these structs are filled as arrays.
-typedef struct Params {
+typedef struct {
 #define PARAM_FIELD(field, ...) real *field;
     PARAM_TABLE(PARAM_FIELD)
 } Params;
 
-typedef struct Grads {
+typedef struct {
 #define GRAD_FIELD(field, ...) wide *field;
     PARAM_TABLE(GRAD_FIELD)
 } Grads;
 
-typedef struct Acts {
+typedef struct {
 #define ACT_FIELD(field, type, ...) type *field;
     ACT_TABLE(ACT_FIELD)
 } Acts;
@@ -344,7 +328,7 @@ static inline Acts acts_view(const ActLayout *t, const Model *m, const Sizes *s,
 
 // The KV cache of one layer: keys and values of all positions of one text (tensors.h,
 // kv_cache_width). k is NULL in a forward of whole sequences.
-typedef struct KvCache {
+typedef struct {
     real *k;     // [T, KV, QK]
     real *v;     // [T, KV, HS]
     int cached;  // positions already filled

@@ -27,11 +27,11 @@ enum { L2 = 2, SCALE, DYT };                  // a slot's norm: 0 none; 1 the mo
                                               // where the model's norm is DyT
 
 // One sublayer's columns, as in the equations above.
-typedef struct SubMode {
+typedef struct {
     int in, c, out, skip, a, post;
 } SubMode;
 
-typedef struct Mode {
+typedef struct {
     const char *name;
     int id, selectable;                       // index in MODES; 0: only for `first` and `early`
     SubMode attn, ffn;
@@ -128,7 +128,6 @@ LAYER(KEEL_FIRST,    .attn = {.in = 1}, .ffn = {.in = 1, .post = 1}, \
 
 #define MODE_ENUM(name, ...) MODE_##name,
 enum { MODE_NONE, MODE_TABLE(MODE_ENUM, MODE_ENUM) MODE_COUNT };
-#undef MODE_ENUM
 
 #ifdef __cplusplus
 #define TABLE static constexpr                // block.cuh reads it at compile time
@@ -138,13 +137,11 @@ enum { MODE_NONE, MODE_TABLE(MODE_ENUM, MODE_ENUM) MODE_COUNT };
 #define TABLE static const
 #endif
 #define MODE_ROW(mode, ...) {.name = #mode, .id = MODE_##mode, .selectable = 1, __VA_ARGS__},
-#define LAYER_ROW(mode, ...) {.name = #mode, .id = MODE_##mode, .selectable = 0, __VA_ARGS__},
+#define LAYER_ROW(mode, ...) {.name = #mode, .id = MODE_##mode, __VA_ARGS__},
 TABLE Mode MODES[] = {{.name = "NONE"}, MODE_TABLE(MODE_ROW, LAYER_ROW)};
-#undef MODE_ROW
-#undef LAYER_ROW
 
 // SDD's paper (eq 2, section 4.1) and its released code differ in seven places; --sdd chooses.
-typedef struct Sdd {
+typedef struct {
     const char *name;
     int out_layers;                           // alpha of both output projections starts at
                                               // 1/sqrt(out_layers * L)
@@ -164,7 +161,6 @@ SDD(CODE,  "code",  .out_layers = 2, .std = 0.1, .fused = 1, .share = 1, .head =
 
 #define SDD_ROW(id, word, ...) {.name = word, __VA_ARGS__},
 TABLE Sdd SDDS[] = {SDD_TABLE(SDD_ROW)};
-#undef SDD_ROW
 enum { SDD_COUNT = sizeof SDDS / sizeof *SDDS };
 #undef TABLE
 #ifdef __cplusplus
@@ -178,7 +174,7 @@ enum { LOSSES_MEAN, LOSSES_SUM };
 enum { BIAS_OFF, BIAS_ON, BIAS_QKV };
 
 // Mixture of experts.
-typedef struct Moe {
+typedef struct {
     int E;                                    // routed experts of a layer; 0: every ffn is dense
     int K;                                    // experts of a token (top-k)
     int dense, dense_F;                       // leading layers that stay dense, and their width
@@ -193,7 +189,7 @@ typedef struct Moe {
 } Moe;
 
 // A model: a mode and the flags that are independent of it.
-typedef struct Model {
+typedef struct {
     const Mode *mode;
     const Sdd *sdd;                           // read only if mode->sdd
     int L, C, NH, KV, HS;                     // layers, channels, heads, kv heads, head size
@@ -232,7 +228,7 @@ static inline double rope_rate(const Model *m, int i, int R) {
 static inline int moe_layers(const Model *m) { return m->moe.E ? m->L - m->moe.dense : 0; }
 
 // A norm slot of one layer. N(x) = gain * xhat + bias, where the gain is scale * (parameter w).
-typedef struct Site {
+typedef struct {
     int on;                                   // 0, 1 (the model's norm), L2, SCALE or DYT
     int groups, width;                        // a row is groups * width values; statistics are over
                                               // each group
@@ -244,8 +240,8 @@ typedef struct Site {
 
 // Everything the mode decides about layer l, as numbers: read by the tables of tensors.h, the
 // trainers and --show.
-typedef struct LayerMode {
-    const Mode *row;                          // of this layer: mode_at
+typedef struct {
+    const Mode *row;                          // of this layer
     // All sites stand together: refuse_wide_norms (train_gpt.cu) loops from emb to shared_out.
     Site emb, attn_in, q, k, v, latent, ctx, attn_out, attn_post;
     Site ffn_in, hidden, ffn_out, ffn_post, fin, logits;
@@ -284,8 +280,8 @@ static inline Site site_wide(const Model *m, int on, int norm, double gain) {
 
 // The norm of q, k, v or the context: one group per head, or one over the full width.
 static inline Site site_heads(int on, int per, int heads, int HS, int norm) {
-    if (per == FULL) return site_make(on, 1, heads * HS, 1, norm, 1.0);
-    return site_make(on, heads, HS, 1, norm, 1.0);
+    int groups = per == FULL ? 1 : heads;
+    return site_make(on, groups, heads / groups * HS, 1, norm, 1.0);
 }
 
 // nGPT: a gain that starts at 1 is kept as a parameter w that starts at `stored`, times a constant.
@@ -307,19 +303,14 @@ static inline Site site_hidden(int there, const Model *m, int F, int fused) {
     return s;
 }
 
-// The row of layer l.
-static inline const Mode *mode_at(const Model *m, int l) {
-    const Mode *r = m->mode;
-    if (r->early && l < (int)floor(m->mix_ratio * m->L + 1e-9)) return &MODES[r->early];
-    return r->first && l == 0 ? &MODES[r->first] : r;
-}
-
 static inline int mode_has_out(const Mode *r) { return r->attn.out || r->ffn.out; }
 
 // alpha * rmsnorm(V x) is a linear followed by an RMSNorm with a gain, so SDD fills the slots of q,
 // k, v and out, and those inside the ffn.
 static inline LayerMode layer_mode(const Model *m, int l) {
-    const Mode *base = m->mode, *r = mode_at(m, l);
+    const Mode *base = m->mode, *r = base;    // the row of the model, and of layer l
+    if (base->first && l == 0) r = &MODES[base->first];
+    if (base->early && l < (int)floor(m->mix_ratio * m->L + 1e-9)) r = &MODES[base->early];
     const Sdd *sdd = base->sdd ? m->sdd : NULL;
     int norm = m->norm, inner = sdd ? NORM_RMS : m->norm;  // SDD's linears have RMS in any model
     int per = sdd ? sdd->per : r->per, v_per = sdd ? FULL : r->per, QK = qk_size(m);

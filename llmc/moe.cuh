@@ -66,7 +66,7 @@ struct Router {
 enum { ROUTER_WARPS = 4, ROUTER_THREADS = ROUTER_WARPS * WARP, PLAN_THREADS = 1024 };
 enum { ROUTER_CHUNK = 64, ROUTER_MOST = 1024 };  // tokens of a chunk; largest number of experts
 
-static __host__ __device__ inline int router_chunks(const Router &r) {
+__host__ __device__ inline int router_chunks(const Router &r) {
     return CEIL_DIV(r.T, ROUTER_CHUNK);
 }
 // Floats of scratch that a router needs.
@@ -74,12 +74,12 @@ static inline size_t router_scratch(int B, int T, int E) {
     return 2 * (size_t)B * CEIL_DIV(T, ROUTER_CHUNK) * E;
 }
 
-static __device__ inline float router_score(float z, float lse, int kind) {
+__device__ inline float router_score(float z, float lse, int kind) {
     return kind == ROUTER_SIGMOID ? 1 / (1 + expf(-z)) : expf(z - lse);
 }
 
 // log-sum-exp of a row of E values; the lanes of a warp share the row, and all get the result.
-static __device__ inline float router_lse(const wide *z, int E) {
+__device__ inline float router_lse(const wide *z, int E) {
     float max = -INFINITY, sum = 0;
     for (int j = threadIdx.x % WARP; j < E; j += WARP) max = fmaxf(max, z[j]);
     max = warp_max(max);
@@ -91,7 +91,7 @@ static __device__ inline float router_lse(const wide *z, int E) {
 
 // A key for top-k: a larger score has a larger key, ties go to the lower index, and NaN comes last.
 // Never 0.
-static __device__ inline uint64_t router_key(float score, int j) {
+__device__ inline uint64_t router_key(float score, int j) {
     uint32_t bits = __float_as_uint(score), order = bits >> 31 ? ~bits : bits | 0x80000000u;
     if (score != score) order = 0;
     return (uint64_t)order << 32 | ~(uint32_t)j;
@@ -322,7 +322,7 @@ router_count_kernel(double *loss, wide *loads, double *stats, Router r, const fl
                     int parts) {
     double n = (double)r.B * r.T, each = (double)r.E / r.K, sums[ROUTER_SUMS] = {};
     for (int64_t t = threadIdx.x; t < n; t += blockDim.x)
-        sums[ROUTER_Z] += (double)r.lse[t] * r.lse[t];
+        sums[ROUTER_Z] += square(r.lse[t]);
     for (int i = threadIdx.x; i < parts && stats; i += blockDim.x)
         sums[ROUTER_ENTROPY] += entropy[i];
     for (int j = threadIdx.x; j < r.E; j += blockDim.x) {
@@ -358,8 +358,7 @@ static inline void router_count(double *loss, wide *loads, double *stats, const 
 
 // The selection bias moves a fixed step towards an even load, in the master weights, which the
 // router reads (Wang et al. 2024; DeepSeek-V3, section 2.1.2): b += rate sign(mean load - load).
-static __host__ __device__ inline float router_balance_step(float load, float sum, int E,
-                                                            float rate) {
+__host__ __device__ inline float router_balance_step(float load, float sum, int E, float rate) {
     if (load * E < sum) return rate;
     return load * E > sum ? -rate : 0;
 }
@@ -481,7 +480,7 @@ struct Grouped {
 };
 
 // The element of W where row j of an expert begins.
-static __device__ inline int64_t weight_at(const Experts &e, int expert, int j) {
+__device__ inline int64_t weight_at(const Experts &e, int expert, int j) {
     int part = j >= e.width;
     return ((int64_t)(part * e.E + expert) * e.width + j - part * e.width) * e.in;
 }
@@ -515,20 +514,6 @@ __device__ void panel_copy(real *panel, const real *somewhere, At at, int first,
         copy_async(panel + line * Panel<ACROSS>::PITCH + column,
                    present ? from + first + column : somewhere, present);
     });
-}
-
-// Loads 16 rows and columns of a left operand whose columns are the panel's lines. Its element
-// (0, 0) is at `panel`.
-template <int PITCH>
-__device__ void left_load_transposed(Left<__nv_bfloat16> &a, const __nv_bfloat16 *panel) {
-    int lane = threadIdx.x % WARP;
-    ldmatrix<true>(a.r, panel + (lane / 16 * 8 + lane % 8) * PITCH + lane / 8 % 2 * 8);
-}
-template <int PITCH>
-__device__ void left_load_transposed(Left<float> &a, const float *panel) {
-    int row = threadIdx.x % WARP / 4, quad = threadIdx.x % 4;
-    UNROLL for (int i = 0; i < 8; i++)
-        a.r[i] = panel[(i / 4 * 8 + 2 * quad + i % 2) * PITCH + row + i / 2 % 2 * 8];
 }
 
 // The shared memory of a form of product: the stages of a pipe, each of a left and a right panel,
@@ -624,40 +609,46 @@ typedef Strips<WARP_STRIPS, WARP_COLUMNS> Sums;
 template <int FORM>
 __device__ void stage_multiply(Sums &sums, const real *left, int row, int column) {
     typedef Panels<FORM> P;
-    constexpr int LEFT = Panel<P::LEFT_ACROSS>::PITCH, RIGHT = Panel<P::RIGHT_ACROSS>::PITCH;
+    constexpr bool ACROSS = P::LEFT_ACROSS;
+    constexpr int LEFT = Panel<ACROSS>::PITCH, RIGHT = Panel<P::RIGHT_ACROSS>::PITCH;
     const real *right = left + P::LEFT;
     UNROLL for (int k = 0; k < TILE_DEPTH; k += 16) {
         Left<real> a[WARP_STRIPS];
         UNROLL for (int s = 0; s < WARP_STRIPS; s++) {
             int first = row + 16 * s;
-            if constexpr (P::LEFT_ACROSS)
-                left_load_transposed<LEFT>(a[s], left + k * LEFT + first);
-            else left_load<LEFT>(a[s], left + first * LEFT + k);
+            left_load<ACROSS, LEFT>(a[s], left + (ACROSS ? k * LEFT + first : first * LEFT + k));
         }
         const real *b = right + (P::RIGHT_ACROSS ? k * RIGHT + column : column * RIGHT + k);
         product<P::RIGHT_ACROSS, RIGHT>(sums, a, b);
     }
 }
 
-// dW = c sums, SET or ADD. A lane has two neighbours, four lanes 32 bytes. row, column: the warp's
-// first.
-static __device__ inline void dw_store(const Grouped &f, const Tile &t, const Sums &sums, int row,
-                                       int column) {
-    int lane = threadIdx.x % WARP;
-    UNROLL for (int s = 0; s < WARP_STRIPS; s++)
-        UNROLL for (int i = 0; i < 2; i++) {
-            int j = row + 16 * s + 8 * i + lane / 4;
-            if (j >= t.row_end) continue;
-            wide *to = f.e.dw + weight_at(f.e, t.expert, j);
-            UNROLL for (int n = 0; n < WARP_COLUMNS / 8; n++) {
-                int x = column + 8 * n + 2 * (lane % 4);
-                if (x >= t.column_end) continue;
-                const float *sum = &sums.v[s][4 * n + 2 * i];
-                float2 *at = (float2 *)(to + x), was = {};
-                if (f.e.to_dw == ADD) was = *at;
-                *at = float2{was.x + f.e.c * sum[0], was.y + f.e.c * sum[1]};
+// dW = c sums, SET or ADD, of a strip (Strips), from `column` on. This lane's rows are `row` and 8
+// further; none from `end` on. A lane has two neighbours, four lanes 32 bytes. To ADD, many loads
+// are in flight.
+template <int COUNT>
+__device__ void dw_store(const Experts &e, int expert, const float (&sums)[COUNT], int row, int end,
+                         int column) {
+    constexpr int PAIRS = COUNT / 4, FLIGHT = PAIRS < 16 ? PAIRS : 16;
+    static_assert(PAIRS % FLIGHT == 0, "no flight goes beyond the sums");
+    column += threadIdx.x % 4 * 2;
+    UNROLL for (int i = 0; i < 2; i++) {
+        if (row + 8 * i >= end) continue;
+        wide *to = e.dw + weight_at(e, expert, row + 8 * i) + column;
+        UNROLL for (int n0 = 0; n0 < PAIRS; n0 += FLIGHT) {
+            float2 was[FLIGHT] = {};
+            UNROLL for (int n = 0; n < FLIGHT; n++) {
+                int x = 8 * (n0 + n);
+                if (e.to_dw == ADD && column + x < e.in) was[n] = *(float2 *)(to + x);
+            }
+            UNROLL for (int n = 0; n < FLIGHT; n++) {
+                int x = 8 * (n0 + n);
+                const float *two = sums + 4 * (n0 + n) + 2 * i;
+                if (column + x < e.in)
+                    *(float2 *)(to + x) = float2{was[n].x + e.c * two[0], was[n].y + e.c * two[1]};
             }
         }
+    }
 }
 
 template <int FORM>
@@ -695,7 +686,10 @@ grouped_kernel(Grouped f) {
     row += t.row;
     column += t.column;
     if constexpr (FORM == WEIGHT) {
-        if (busy) dw_store(f, t, sums, row, column);
+        if (!busy) return;
+        row += threadIdx.x % WARP / 4;
+        UNROLL for (int s = 0; s < WARP_STRIPS; s++)
+            dw_store(f.e, t.expert, sums.v[s], row + 16 * s, t.row_end, column);
     } else {
         __syncthreads();  // the warps' results take the place of the panels
         scale_by(sums, f.e.c);

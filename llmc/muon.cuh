@@ -60,7 +60,7 @@ muon_momentum_kernel(double *partial, Arenas t, UpdateEntry e, int64_t size,
             if (state->applied) four_store(own, m);
         }
         Four u = muon_nesterov(m, d, mu, clip_factor);
-        for (int k = 0; k < FOUR; k++) sum += (double)u.v[k] * u.v[k];
+        for (int k = 0; k < FOUR; k++) sum += square(u.v[k]);
     }
     sum = block_sum(sum);
     if (threadIdx.x == 0) partial[blockIdx.y * gridDim.x + blockIdx.x] = sum;

@@ -200,7 +200,7 @@ __device__ inline Floats gain_load(const Norm &gain, int j) {
 template <typename Use>
 __device__ void gain_columns(real *to, const real *from, const real *x, const Norm &gain,
                              float *partial, float factor, Use use) {
-    int j = (blockIdx.x * blockDim.x + threadIdx.x) * PACK, width = gain.site.gains;
+    int j = (int)grid_thread() * PACK, width = gain.site.gains;
     if (j >= width) return;
     int64_t begin = gain.start ? gain.start[blockIdx.z] : 0;
     int64_t end = gain.start ? gain.start[blockIdx.z + 1] : gain.n;

@@ -76,10 +76,6 @@ static inline Lines norm_lines(const Norm *norm) {
     return {CEIL_DIV(norm->n, norm->experts), s.groups, s.width, norm->start};
 }
 
-static inline dim3 lines_grid(int64_t blocks, const Lines &lines, const Norm *norm) {
-    return dim3(blocks, lines.sets * norm->experts);
-}
-
 static inline int norm_gains(const Norm *norm) { return norm->site.gains * norm->experts; }
 
 // Floats of partial sums for each chunk of the rows: gains, biases, and alpha. Alpha needs one and
@@ -294,7 +290,7 @@ static inline void add_norm_forward(AddNorm f, Gpu *gpu) {
     bool dyt = out.site.on == DYT || next.site.on == DYT;
     norm_launch(lines.width, dyt, [&](auto team, auto tanh) {
         typedef decltype(team) TEAM;
-        dim3 grid = lines_grid(CEIL_DIV(lines.rows, TEAM::TEAMS), lines, shape);
+        dim3 grid(CEIL_DIV(lines.rows, TEAM::TEAMS), lines.sets * shape->experts);
         LAUNCH(add_norm_forward_kernel<TEAM, tanh>, grid, TEAM::BLOCK, 0, gpu->stream, f, out, next,
                lines);
     });
@@ -307,14 +303,13 @@ static inline void add_norm_forward(AddNorm f, Gpu *gpu) {
 // There are no atomics, so the same bits come out in every run.
 
 // The largest number of chunks for a gain: few for long gains, whose partial sums cost bytes, more
-// for a head's gain, whose short lines need many blocks. Scratch must hold them, `each` floats per
-// chunk. The number depends on shapes and scratch alone, never on the device.
+// for a head's gain, whose short lines need many blocks. As many as scratch holds, `each` floats
+// per chunk, and at least one: scratch_for refuses a scratch that is too small for it. The number
+// depends on shapes and scratch alone, never on the device.
 static inline int gain_chunks(int gains, size_t each, const Gpu *gpu) {
-    size_t chunks = gains <= 256 ? 1024 : 256;
-    while (chunks * each > gpu->scratch_size) chunks /= 2;
-    CHECK(chunks > 0, "expected scratch for the gradients of %zu gains and biases, found %zu\n"
-          "  -> a larger Gpu.scratch_size", each, gpu->scratch_size);
-    return (int)chunks;
+    int chunks = gains <= 256 ? 1024 : 256;
+    while (chunks > 1 && chunks * each > gpu->scratch_size) chunks /= 2;
+    return chunks;
 }
 
 // A thread's sums for N packs, in pieces of 16 bytes. Pieces of neighbouring threads are adjacent,
@@ -370,8 +365,12 @@ struct PartialList {
     int count;
 };
 
-static __global__ void __launch_bounds__(256) partials_add_kernel(PartialList list) {
-    SHARED(float, sum, 256);
+// A block of all warps, also where there are fewer chunks: the others add 0.
+enum { PARTIALS_THREADS = 256 };
+
+static __global__ void __launch_bounds__(PARTIALS_THREADS)
+partials_add_kernel(PartialList list) {
+    SHARED(float, sum, PARTIALS_THREADS);
     Partials p = list.of[blockIdx.y];
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
     int j = blockIdx.x * WARP + lane;
@@ -402,14 +401,10 @@ static inline void partials_of(PartialList *list, const Norm *norm, const float 
 
 static inline void partials_add(const PartialList &list, Gpu *gpu) {
     int gains = 0;  // of the longest gain
-    int warps = 1;  // one per chunk, at most 8
-    for (const Partials &p : list.of) {
-        gains = max(gains, p.gains);
-        while (warps < 8 && warps < p.chunks) warps *= 2;
-    }
+    for (const Partials &p : list.of) gains = max(gains, p.gains);
     if (!gains) return;
     dim3 grid(CEIL_DIV(gains, WARP), list.count);
-    LAUNCH(partials_add_kernel, grid, warps * WARP, 0, gpu->stream, list);
+    LAUNCH(partials_add_kernel, grid, PARTIALS_THREADS, 0, gpu->stream, list);
 }
 
 // --------------------------------------------------------------------------------------- backward
@@ -539,8 +534,9 @@ static inline void norm_backward(const Norm *norm, NormBackward f, Gpu *gpu) {
         float *partial = scratch_for<float>(chunks * each, gpu);
         size_t shared = gains_bytes<TEAM, TEAM::PACKS>(norm->b != nullptr);
         PartialList list = {};
-        LAUNCH(norm_backward_kernel<TEAM, tanh>, lines_grid(chunks, lines, norm), TEAM::BLOCK,
-               shared, gpu->stream, f, *norm, lines, partial);
+        dim3 grid(chunks, lines.sets * norm->experts);
+        LAUNCH(norm_backward_kernel<TEAM, tanh>, grid, TEAM::BLOCK, shared, gpu->stream, f, *norm,
+               lines, partial);
         partials_of(&list, norm, partial, chunks);
         partials_add(list, gpu);
     });

@@ -50,9 +50,9 @@ struct QkvShape {
 struct QkvPlaces { Heads of[3], turned[3]; };
 
 // q, k and v in rows [q | k | v] with heads side by side.
-static inline QkvPlaces qkv_row(real *row, int NH, int KV, int HS) {
-    int ld = (NH + 2 * KV) * HS;
-    return {{{row, ld, HS}, {row + NH * HS, ld, HS}, {row + (NH + KV) * HS, ld, HS}}, {}};
+static inline QkvPlaces qkv_row(real *row, int NH, int KV, int QK, int HS) {
+    int ld = (NH + KV) * QK + KV * HS;
+    return {{{row, ld, QK}, {row + NH * QK, ld, QK}, {row + (NH + KV) * QK, ld, HS}}, {}};
 }
 
 // The table of angles [T, R / 2], computed in double on the host.
@@ -93,10 +93,6 @@ struct QkvParts {
 
 enum { QKV_CHUNKS = 1024 };  // of a set, at most; a team then takes several lines in turn
 
-static inline PartPlace part_place(const QkvPlaces &places, int p) {
-    return {places.of[p], places.turned[p]};
-}
-
 // The argument of qkv_forward and qkv_backward. Forward has no d. Backward: `to` is draw, which may
 // be d if both have the same pitch; raw is read only for parts with a norm.
 static inline QkvParts qkv_parts(const QkvPlaces &to, const QkvPlaces &d, const QkvPlaces &raw,
@@ -108,8 +104,9 @@ static inline QkvParts qkv_parts(const QkvPlaces &to, const QkvPlaces &d, const 
         int width = site->on ? site->width : head, sets = site->on == L2 ? heads : 1;
         int groups = heads * head / width, low = p < 2 ? s.QK - s.R : head;
         bool rotate = s.rotary && p < 2;
-        parts.of[p] = {norms[p], part_place(raw, p), part_place(d, p), part_place(to, p), groups,
-                       width, head, low, rotate, sets, 0, nullptr};
+        parts.of[p] = {norms[p], {raw.of[p], raw.turned[p]}, {d.of[p], d.turned[p]},
+                       {to.of[p], to.turned[p]}, groups, width, head, low, rotate, sets, 0,
+                       nullptr};
         if (site->on) parts.kind = site->on;
         if (site->on || rotate) parts.pairs = max(parts.pairs, width / PACK / 2);
     }
@@ -217,9 +214,7 @@ template <bool LATENT, int N>
 __device__ void part_load(Pack (&x)[N], const PartPlace &p, const QkvPart &part, PartLine line,
                           const Pairs<N> &pairs) {
     UNROLL for (int i = 0; i < N; i++)
-        x[i] = pairs.column[i] < 0
-                   ? Pack{}
-                   : words_load<Pack>(pack_at<LATENT>(p, part, line, pairs, i));
+        x[i] = pairs.column[i] < 0 ? Pack{} : pack_load(pack_at<LATENT>(p, part, line, pairs, i));
 }
 
 template <bool LATENT, int N>
@@ -412,7 +407,7 @@ enum { LATENT_THREADS = 128 };
 // A thread handles 16 bytes of the R values of a row.
 static __global__ void __launch_bounds__(LATENT_THREADS)
 latent_sum_kernel(Heads to, Heads x, int n, int heads, int R) {
-    int i = blockIdx.x * LATENT_THREADS + threadIdx.x;
+    int i = (int)grid_thread();
     int row = i / (R / PACK), j = i % (R / PACK) * PACK;
     if (row >= n) return;
     const real *from = x.at + (int64_t)row * x.ld + j;

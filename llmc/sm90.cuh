@@ -272,13 +272,11 @@ WGMMA(128, "256", "128", "129", "130", "131", "132", "133", "134")
 // -------------------------------------------------------------------------------------- registers
 
 // All warps of a warpgroup give registers back, down to COUNT a thread, or take some, up to COUNT,
-// as soon as others have given them.
+// as soon as others have given them. COUNT: 24 to 256, a multiple of 8; ptxas refuses another.
 template <int COUNT> __device__ void registers_give(void) {
-    static_assert(COUNT % 8 == 0 && COUNT >= 24 && COUNT <= 256, "24 to 256, a multiple of 8");
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(COUNT));
 }
 template <int COUNT> __device__ void registers_take(void) {
-    static_assert(COUNT % 8 == 0 && COUNT >= 24 && COUNT <= 256, "24 to 256, a multiple of 8");
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(COUNT));
 }
 #endif

@@ -42,19 +42,17 @@ enum { LAYER_PIECES = 1024, TENSOR_PIECES = 128 };
 
 // ------------------------------------------------------------------------------------------- sums
 
-static __device__ inline double square(float x) { return (double)x * x; }
-
 // The larger of two values, and the largest of a block, or NaN if there is one. fmaxf and block_max
 // ignore NaN, a sum does not.
-static __device__ inline float max_or_nan(float x, float y) { return x > y || x != x ? x : y; }
-static __device__ inline float block_max_or_nan(float x) {
+__device__ inline float max_or_nan(float x, float y) { return x > y || x != x ? x : y; }
+__device__ inline float block_max_or_nan(float x) {
     return block_max(x) + block_sum(x == x ? 0.0f : x);
 }
 
 // ---------------------------------------------------------------------------------------- a layer
 
 // *to = the sums over the threads of a block.
-static __device__ inline void layer_store(LayerSums *to, LayerSums seen) {
+__device__ inline void layer_store(LayerSums *to, LayerSums seen) {
     UNROLL for (int k = 0; k < LAYER_SQUARES; k++) seen.squares[k] = block_sum(seen.squares[k]);
     seen.logit = block_max_or_nan(seen.logit);
     if (threadIdx.x == 0) *to = seen;
@@ -62,8 +60,8 @@ static __device__ inline void layer_store(LayerSums *to, LayerSums seen) {
 
 // The two parts of value i of a sublayer's sum: x is the skip's, y is the branch's.
 template <bool INTERPOLATED>
-static __device__ inline float2 sum_parts(const LayerTensors &t, int sub, int64_t i, float s,
-                                          float skip) {
+__device__ inline float2 sum_parts(const LayerTensors &t, int sub, int64_t i, float s,
+                                   float skip) {
     if constexpr (INTERPOLATED) {
         float alpha = alpha_slope(t.C) * fabsf(to_float(t.p[sub][i % t.C]));
         return {(1 - alpha) * skip, alpha * s * t.rstd[sub][i / t.C] * rsqrtf((float)t.C)};
@@ -120,7 +118,7 @@ static inline void layer_sums(LayerSums *sums, const LayerTensors &t, Gpu *gpu) 
 // ---------------------------------------------------------------------------------------- tensors
 
 // The sums over the threads of a block.
-static __device__ inline TensorStats tensor_block_sum(TensorStats x) {
+__device__ inline TensorStats tensor_block_sum(TensorStats x) {
     return {block_sum(x.grad), block_sum(x.weight), block_sum(x.update)};
 }
 
@@ -133,8 +131,7 @@ tensor_sums_kernel(TensorStats *partial, Arenas t, const UpdateEntry *entry, Ada
     const float *master = master_of(t, e), *d_own = t.d + e.offset;
     const float *m_own = t.m + e.state, *v_own = t.v + e.state - e.skipped;
     int64_t first = (int64_t)blockIdx.x * blockDim.x * FOUR;
-    int64_t step = (int64_t)gridDim.x * blockDim.x * FOUR;
-    for (int64_t i = first + threadIdx.x * FOUR; i < e.size; i += step) {
+    for (int64_t i = grid_thread() * FOUR; i < e.size; i += grid_threads() * FOUR) {
         Four w = four_load(master + i), m = four_load(m_own + i);
         Four v = x ? Four{} : four_load(v_own + i), d = four_load(d_own + i);
         Four direction = x ? reals_load(x + i) : Four{};

@@ -3,7 +3,7 @@
 // rates, checkpoints, tests, logs. A row's sizes and its condition are expressions in
 //   m                     the Model
 //   p                     the LayerMode of the layer: what the placement decides (modes.h)
-//   C, T, F, NH, KV, ..   sizes (train_gpt.c's head; param_rows in memory.h defines them)
+//   C, T, F, NH, KV, ..   sizes (train_gpt.c's head; layout_make in memory.h defines them)
 //   s, B, n, keep, ..     activations only: the micro-batch, Sizes below (act_rows in memory.h)
 #pragma once
 #include "modes.h"
@@ -116,7 +116,7 @@ PARAM(wlm,    "lm_head.weight", Vp, C, ROLE_HEAD, 0, !m->tied) \
 PARAM(logits_w, "lm_head.s_z",  Vp, 1, ROLE_GAIN, p->logits.gain, p->logits.on)
 
 // The sizes of a micro-batch, and how much of it is kept for backward.
-typedef struct Sizes {
+typedef struct {
     int B, T, n;                              // n = B * T tokens
     int keep, cheap;                          // copies of an activation: L, one for each layer, or
                                               // 1 for all. cheap: of those that are cheap to

@@ -19,7 +19,7 @@ int main(int argc, char **argv) {
     r->layout = layout_make(&r->m);
     layout_share(&r->layout, &r->m, false, 0, 1);
     run_open_tokenizer(r);
-    run_open_tasks(r);
+    tasks_open(&r->tasks, r->f->tasks, &(TaskReader){r->m.V, r->m.T, &r->tokenizer});
     Setup setup = run_setup(r);
     r->gpt = r->t->create(&r->m, &setup);
     r->inputs = check_alloc((size_t)setup.B * (size_t)setup.T * sizeof *r->inputs, "a batch");

@@ -176,7 +176,7 @@ struct Room {
     }
 
     QkvPlaces made_places(bool each) const {
-        if (!k.R) return qkv_row(device[MADE], k.NH, k.KV, k.HS);
+        if (!k.R) return qkv_row(device[MADE], k.NH, k.KV, k.HS, k.HS);
         real *turned = device[MADE] + ld[MADE] - k.R, *b = device[MADE_B];
         QkvPlaces places = {{{device[MADE], ld[MADE], QK},
                              {b, ld[MADE_B], 2 * k.HS},

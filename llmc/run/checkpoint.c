@@ -35,8 +35,11 @@ static int64_t step_of(const char *name) {
 
 // ----------------------------------------------------------------------------------------- writing
 
-// Removes the unfinished checkpoints that kills left behind.
-static void remove_unfinished(int run, const char *run_dir) {
+// Only one checkpoint is written at a time: other unfinished ones were left by kills, and are
+// removed.
+void checkpoint_begin(Checkpoint *c, int run, const char *run_dir, int64_t step) {
+    memset(c, 0, sizeof *c);
+    c->run = run;
     DIR *d = folder_list(run, ".");
     CHECK_WRITE(d, "cannot list %s: %m\n  -> make this folder readable and writable (chmod)",
                 run_dir);
@@ -48,13 +51,6 @@ static void remove_unfinished(int run, const char *run_dir) {
                     run_dir, e->d_name);
     }
     closedir(d);
-}
-
-// Only one checkpoint is written at a time, so any other unfinished one is a leftover.
-void checkpoint_begin(Checkpoint *c, int run, const char *run_dir, int64_t step) {
-    memset(c, 0, sizeof *c);
-    c->run = run;
-    remove_unfinished(run, run_dir);
     c->folder = folder_open_in(run, step_path(c->temp, run_dir, TEMP, step));
 }
 

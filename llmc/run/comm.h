@@ -19,7 +19,7 @@ extern "C" {
 enum { COMM_PENDING = 256 };                  // transfers in flight at most
 
 // NULL, or size 1: there is one process.
-typedef struct Comm {
+typedef struct {
     int rank, size;                           // this process, from 0, and how many there are
     int local_rank, local_size;               // the same among the processes of this machine
     struct Sockets *sockets;                  // on GPUs; else NULL

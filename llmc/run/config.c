@@ -253,12 +253,11 @@ static void check_mode(const Json *root, const char *path, const Mode *mode) {
 // Reads the "flags" of a config.json. A file written by hand (--config) may have numbers as values.
 // Flags of one command (ONCE) are refused in it, and ignored in a run's file.
 static void config_read_flags(FlagSet *set, const Json *root, const char *path, bool by_hand) {
-    static const char HINT[] =
-        "./train_gpt --help lists all flags; a run needs the version of norm.c that wrote it";
     char number[64];
     const Json *flags = json_need(root, "flags", JSON_OBJECT, path);
     for (const Json *v = flags->first; v; v = v->next) {
-        const FlagRow *row = flag_find(v->key, path, HINT);
+        const FlagRow *row = flag_find(v->key, path, "./train_gpt --help lists all flags; a run "
+                                       "needs the version of norm.c that wrote it");
         // %.17g gives back every double.
         bool is_number = by_hand && (v->kind == JSON_INT || v->kind == JSON_REAL);
         const char *text = is_number ? check_format(number, sizeof number, "%.17g", v->number)
@@ -276,10 +275,10 @@ static void config_read_flags(FlagSet *set, const Json *root, const char *path, 
 static Json *config_open(FlagSet *set, const char *path, const Mode *mode) {
     char *text, end[64], run[PATH_CAP];
     Json *root = json_read_file(path, &text);
-    int64_t version = json_get_int(root, "norm_c_version", path);
+    long long version = json_get_int(root, "norm_c_version", path);
     CHECK(version <= CONFIG_VERSION,
           "%s: expected a version of the format up to %d, found %lld\n  -> use a newer norm.c",
-          path, CONFIG_VERSION, (long long)version);
+          path, CONFIG_VERSION, version);
     if (version > 1 || json_get(root, "xxh64")) {
         // The checksum is the last member and covers the text before its comma.
         char *tail = strrchr(text, ',');

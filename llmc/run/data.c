@@ -4,6 +4,7 @@
 // T = 4 and the stream  a b c d e f g h i  window 0 is  a b c d e  and window 1 is  e f g h i.
 #include "data.h"
 #include "../../data/stories.h"
+#include <fnmatch.h>
 #include <glob.h>
 #include <math.h>
 #include <unistd.h>
@@ -31,16 +32,6 @@ static void corpus_write(DataLoader *d, int64_t epoch, int64_t tokens) {
 // Writes the text again, only as far as the samples reach.
 void loader_floor(DataLoader *d, int64_t samples) {
     if (d->text) corpus_write(d, d->epoch, samples * d->seq);
-}
-
-// The corpus is generated at once, so its hash is known from the start.
-static void corpus_open(DataLoader *d) {
-    d->tokens = d->validation ? CORPUS_VAL_TOKENS : CORPUS_TRAIN_TOKENS;
-    d->vocab = CORPUS_VOCAB;
-    // The last story reaches beyond the last token.
-    d->text = check_alloc(d->tokens + 1 + STORIES_MAX_BYTES, "the built-in corpus");
-    corpus_write(d, 0, d->tokens);
-    d->content = hash_bytes(d->text, d->tokens);
 }
 
 // ------------------------------------------------------------------------------------------ shards
@@ -101,11 +92,8 @@ static void shard_add(DataLoader *d, const char *path) {
     check_format(s->path, sizeof s->path, "%s", path);
 }
 
-// A file called just ".bin" is hidden.
-bool shard_named(const char *name) {
-    size_t length = strlen(name);
-    return name[0] != '.' && length > 4 && !strcmp(name + length - 4, ".bin");
-}
+// FNM_PERIOD: * is not the dot of a hidden file, such as one called just ".bin".
+bool shard_named(const char *name) { return fnmatch("*.bin", name, FNM_PERIOD) == 0; }
 
 static int is_shard(const struct dirent *entry) { return shard_named(entry->d_name); }
 
@@ -161,7 +149,14 @@ void loader_open(DataLoader *d, const char *path, const char *split, int seq, bo
         shard_list(d, path, split);
         for (int64_t i = 0; i < d->shard_count; i++) shard_read_header(d, &d->shards[i]);
         d->raw = check_alloc((seq + 1L) * d->width, "one sample");
-    } else corpus_open(d);
+    } else {
+        d->tokens = d->validation ? CORPUS_VAL_TOKENS : CORPUS_TRAIN_TOKENS;
+        d->vocab = CORPUS_VOCAB;
+        // The last story reaches beyond the last token.
+        d->text = check_alloc(d->tokens + 1 + STORIES_MAX_BYTES, "the built-in corpus");
+        corpus_write(d, 0, d->tokens);
+        d->content = hash_bytes(d->text, d->tokens);
+    }
     d->window = check_alloc((seq + 1L) * sizeof *d->window, "one sample");
     // The model's vocabulary may lower the limit later.
     d->limit = d->vocab ? d->vocab : (int64_t)INT32_MAX + 1;

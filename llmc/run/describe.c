@@ -27,7 +27,7 @@ double flops_per_token(const Model *m, const Layout *layout) {
 // ---------------------------------------------------------------------------- memory
 
 // Bytes of a model in this process, by the tables of tensors.h.
-typedef struct Memory {
+typedef struct {
     double weights;                           // with the copies that products read
     double gradients;                         // of parameters, summed over micro-batches
     double moments;                           // of this process's shard (ZeRO-1)
@@ -55,28 +55,31 @@ static Memory memory_make(const Run *r, const Setup *setup) {
     double all = r->layout.total * element, shard = r->layout.state * element;
     Memory y = {
         .weights = copies && setup->training ? shard : all,
-        // A model that is only read has neither gradients nor moments.
-        .gradients = setup->training ? all : 0,
-        .moments = setup->training ? shard + r->layout.second * element : 0,
-        .muon = setup->training ? layout_muon_scratch(&r->layout, on_gpu(r->t)) * storage : 0,
         .acts = acts.acts * storage,
-        .grads = setup->training ? acts.grads * storage : 0,
         // All layers, one text of the longest length.
         .kv_cache = (double)m->L * m->T * kv_cache_width(m) * storage,
     };
     if (copies) y.weights += r->layout.total * storage;
+    if (setup->training) {  // a model that is only read has neither gradients nor moments
+        y.gradients = all;
+        y.moments = shard + r->layout.second * element;
+        y.muon = layout_muon_scratch(&r->layout, on_gpu(r->t)) * storage;
+        y.grads = acts.grads * storage;
+    }
     y.sum = y.weights + y.gradients + y.moments + y.muon + y.acts + y.grads;
     act_layout_free(&acts);
     return y;
 }
 
-double memory_needed(const Run *r, const Setup *setup) {
+// Bytes that the device needs in this process.
+static double memory_needed(const Run *r, const Setup *setup) {
     Memory y = memory_make(r, setup);
-    return r->t->bytes(&r->m, setup, y.sum + (setup->decodes ? y.kv_cache : 0));
+    return r->t->bytes(&r->m, setup, y.sum + (r->f->sample ? y.kv_cache : 0));
 }
 
-// Returns 0 if not even one sequence fits.
-int memory_fitting(const Run *r, Setup s, double limit) {
+// The largest micro-batch that fits into `limit` bytes, among the divisors of the batch up to a
+// process's share of it; 0: none. s: with any B.
+static int memory_fitting(const Run *r, Setup s, double limit) {
     // At most 2^31 rows of a micro-batch, a row for each expert of a token (run_refuse).
     int64_t most = INT32_MAX / s.T / (r->m.moe.E ? r->m.moe.K : 1);
     int64_t share = CEIL_DIV(s.batch, comm_size(s.comm));
@@ -86,8 +89,10 @@ int memory_fitting(const Run *r, Setup s, double limit) {
     return s.B;
 }
 
-// Names each level of recompute that allows a larger micro-batch than the cheaper levels before it.
-char *memory_advice(char text[ADVICE_CAP], const Run *r, double limit) {
+enum { ADVICE_CAP = 256 };
+// The flags that fit into `limit` bytes: each level of recompute that allows a larger micro-batch
+// than the cheaper levels before it.
+static char *memory_advice(char text[ADVICE_CAP], const Run *r, double limit) {
     static const struct { int level; const char *flag; } LEVELS[] = {{RECOMPUTE_OFF, ""},
         {RECOMPUTE_CHEAP, " --recompute cheap"}, {RECOMPUTE_ON, " --recompute on"}};
     int best = 0;
@@ -105,7 +110,35 @@ char *memory_advice(char text[ADVICE_CAP], const Run *r, double limit) {
                 : check_format(text, ADVICE_CAP, "a smaller --model or --seq, or more memory");
 }
 
-void show_memory(const Run *r) {
+// Chooses the micro-batch: as many sequences of a process's share of the batch as fit into memory.
+// The run's flags keep the number, so that a run that is resumed elsewhere computes the same bits.
+// A --micro-batch is never changed. Nor is the whole share if --balance-loss is defined over it.
+void memory_choose(Run *r) {
+    const Flags *f = r->f;
+    Setup *setup = &r->setup;
+    char advice[ADVICE_CAP];
+    const double gib = 1 << 30;
+    double free_bytes = r->t->free_bytes(&r->m, setup), needed = memory_needed(r, setup);
+    bool given = f->micro_batch && (r->training || r->set.by[FLAG_micro_batch] == BY_USER);
+    // NAN, unknown, compares as false: then all fits.
+    bool chooses = !given && !(f->experts && f->balance_loss > 0);
+    int B = chooses && needed > free_bytes ? memory_fitting(r, *setup, free_bytes) : setup->B;
+    double smallest = -B;
+    comm_all_reduce(&r->comm, &smallest, 1, COMM_MAX);       // the same for all processes
+    B = -smallest;
+    if (B && B < setup->B) {
+        printf("micro-batches of %d sequences, as many as fit into %.2f GiB\n", B,
+               free_bytes / gib);
+        setup->B = r->micro = B;
+        needed = memory_needed(r, setup);
+    }
+    CHECK(!(needed > free_bytes), "no memory: this takes %.2f GiB, and %.2f GiB are free\n  -> %s",
+          needed / gib, free_bytes / gib, memory_advice(advice, r, free_bytes));
+    if (chooses && r->training) r->set.f.micro_batch = B;     // config.json keeps it
+}
+
+// Needed and free memory, and the flags that fit.
+static void show_memory(const Run *r) {
     char fitting[ADVICE_CAP];
     bool gpu = on_gpu(r->t);
     // The call also refuses a model that the device cannot compute.
@@ -195,17 +228,6 @@ static void show_activation(const Run *r, const Sizes *s, int id) {
     else printf("%9d %9.2f\n", row->grads, row->grads * mib);
 }
 
-static void show_tables(const Run *r) {
-    Sizes s = setup_sizes(r, &r->setup);
-    show_layers(&r->m);
-    printf("\n%-53s %s %11s %15s   %-20s  %-9s  rate\n", "parameter", "copies", "shape", "in all",
-           "starts", "decay");
-    for (int i = 0; i < 2 * PARAM_COUNT; i++) show_parameter(r, i / 2, i % 2);
-    printf("\n%-17s copies %13s %12s   gradients %8s     (micro-batch of %d x %d)\n", "activation",
-           "shape", "MiB", "MiB", s.B, s.T);
-    for (int id = 0; id < ACT_COUNT; id++) show_activation(r, &s, id);
-}
-
 // ---------------------------------------------------------------------------- a model
 
 static void show_shape(const Model *m) {
@@ -253,11 +275,19 @@ void show_model(const Run *r, bool tables) {
            comm_size(r->setup.comm) > 1 ? ", in the first process" : "");
     if (y.kv_cache >= mib)
         printf("  sampling: %.1f MiB more, the KV cache of %d tokens\n", y.kv_cache / mib, m->T);
-    if (tables) show_tables(r);
+    if (!tables) return;
+    show_layers(m);
+    printf("\n%-53s %s %11s %15s   %-20s  %-9s  rate\n", "parameter", "copies", "shape", "in all",
+           "starts", "decay");
+    for (int i = 0; i < 2 * PARAM_COUNT; i++) show_parameter(r, i / 2, i % 2);
+    Sizes s = setup_sizes(r, &r->setup);
+    printf("\n%-17s copies %13s %12s   gradients %8s     (micro-batch of %d x %d)\n", "activation",
+           "shape", "MiB", "MiB", s.B, s.T);
+    for (int id = 0; id < ACT_COUNT; id++) show_activation(r, &s, id);
 }
 
-// Sizes depend slightly on the placement, which decides how many gains there are.
-void show_models(const Mode *mode) {
+// Named models. Sizes depend slightly on the placement, which decides how many gains there are.
+static void show_models(const Mode *mode) {
     for (const Preset *p = PRESETS; p->name; p++) {
         FlagSet set;
         flags_default(&set);
@@ -272,10 +302,26 @@ void show_models(const Mode *mode) {
 }
 
 // The rows are printed as they stand in modes.h.
-void show_modes(void) {
+static void show_modes(void) {
     printf("Columns that are not 0, as llmc/modes.h explains them. LAYER rows are the first layers "
            "of others.\n\n");
 #define PRINT_MODE(name, ...) printf("%-14s %s\n", #name, #__VA_ARGS__);
 #define PRINT_LAYER(name, ...) printf("%-14s LAYER %s\n", #name, #__VA_ARGS__);
     MODE_TABLE(PRINT_MODE, PRINT_LAYER)
+}
+
+// Before any memory is taken: a model too large for this machine can be looked at.
+void show(const Run *r) {
+    int what = r->f->show;
+    if (what == SHOW_MODELS) show_models(r->m.mode);
+    if (what == SHOW_MODES) show_modes();
+    if (what == SHOW_MODEL) {
+        show_model(r, true);
+        show_memory(r);
+    }
+    if (what == SHOW_CONFIG) {
+        char *config = run_config(r);
+        fputs(config, stdout);
+        free(config);
+    }
 }

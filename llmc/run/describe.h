@@ -1,6 +1,5 @@
-// describe.h: the sizes, FLOPs and memory of a model, computed from its tables, and what --show
-// prints. Nothing is allocated on the device. These functions read t, f, m, init, layout and
-// setup of a Run.
+// describe.h: the sizes, FLOPs and memory of a model, computed from its tables, the largest
+// micro-batch that fits, and what --show prints. Nothing is allocated on the device.
 #pragma once
 #include "train.h"
 
@@ -13,16 +12,8 @@ double parameter_count(const Model *m, const Layout *layout, bool active);
 // count the full square.
 double flops_per_token(const Model *m, const Layout *layout);
 
-// Bytes that the device needs in this process.
-double memory_needed(const Run *r, const Setup *setup);
-// The largest micro-batch that fits into `limit` bytes, among the divisors of the batch up to a
-// process's share of it; 0: none. setup: with any B.
-int memory_fitting(const Run *r, Setup setup, double limit);
-// The flags that fit into `limit` bytes: the largest micro-batch at each level of recompute.
-enum { ADVICE_CAP = 256 };
-char *memory_advice(char text[ADVICE_CAP], const Run *r, double limit);
+// Sets the micro-batch, and refuses a model that does not fit into memory. Every process calls it.
+void memory_choose(Run *r);
 
 void show_model(const Run *r, bool tables);   // a summary; tables: also layers and tensors
-void show_memory(const Run *r);               // needed and free; the flags that fit
-void show_models(const Mode *mode);           // the named models, under a placement
-void show_modes(void);                        // the table of modes.h
+void show(const Run *r);                      // what --show names

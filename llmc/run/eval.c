@@ -60,10 +60,10 @@ static double completion_length(const Task *t, const TaskRow *row, const Tokeniz
 // many of its first tokens belong to the context and are not scored.
 static int64_t read_example(Task *t, const char *path, int64_t at, const TaskReader *r) {
     // An example begins with six words; start is -1 if the file ends before them.
-    int64_t start = t->tokens - at < 6 ? -1 : task_token(t, at);
+    long long start = t->tokens - at < 6 ? -1 : task_token(t, at);
     CHECK(start == EVAL_START,
           "%s: expected example %lld to begin with %d, found %lld (-1: the end of the file)"
-          REWRITE, path, t->examples, EVAL_START, (long long)start);
+          REWRITE, path, t->examples, EVAL_START, start);
     long long bytes = task_token(t, at + 1), number = task_token(t, at + 2);
     long long label = task_token(t, at + 3), choices = task_token(t, at + 4);
     int64_t context = at + 6, before = task_token(t, at + 5), end = at + bytes / t->width;
@@ -140,7 +140,7 @@ static void read_examples(Task *t, const char *path, size_t size, const TaskRead
     }
     CHECK(at == t->tokens && t->width * longest == head[3],
           "%s: expected %lld numbers in examples, the longest of %d bytes, found %lld and %lld"
-          REWRITE, path, (long long)t->tokens, head[3], at, t->width * longest);
+          REWRITE, path, t->tokens, head[3], at, t->width * longest);
 }
 
 // Adds the windows of a document: n tokens after its separator, which is at `at`.
@@ -295,8 +295,7 @@ static double log_softmax(const void *logits, size_t element, int V, int64_t tar
 // not change its logits: attention is causal.
 static void score_batch(Task *t, const TaskScorer *s, int64_t first, int n) {
     TaskRow **rows = t->order + first;
-    int T = CEIL_DIV(rows[0]->inputs, LENGTH_STEP) * LENGTH_STEP;
-    if (T > s->T) T = s->T;
+    int T = least(CEIL_DIV(rows[0]->inputs, LENGTH_STEP) * LENGTH_STEP, s->T);
     // Shorter sequences are padded with zeros.
     memset(s->inputs, 0, sizeof *s->inputs * n * T);
     for (int b = 0; b < n; b++) {

@@ -48,7 +48,7 @@ typedef struct {
     int kind, width;                      // width: bytes of a token in the file
     int score;                            // 1 + the metric in the average of a suite; 0: none
     char *file;
-    int64_t tokens;                       // in the file, after its header
+    long long tokens;                     // in the file, after its header
     long long examples, rows;             // examples (or documents), and sequences
     long long cut;                        // sequences that are longer than --seq
     TaskRow *row;                         // [rows]

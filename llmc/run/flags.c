@@ -197,10 +197,9 @@ void flags_parse(FlagSet *s, int count, char *const *words, int by) {
 
 // For presets and tests: values have no spaces, so there are no quotes.
 void flags_parse_text(FlagSet *s, const char *text, int by) {
-    char copy[1024], *words[128], *save = NULL;            // flag_set copies what it keeps
+    char copy[1024], *words[128];                          // flag_set copies what it keeps
     int count = 0;
     check_format(copy, sizeof copy, "%s", text);
-    for (char *w = strtok_r(copy, " ", &save); w; w = strtok_r(NULL, " ", &save))
-        words[count++] = w;
+    for (char *w = strtok(copy, " "); w; w = strtok(NULL, " ")) words[count++] = w;
     flags_parse(s, count, words, by);
 }

@@ -215,7 +215,7 @@ enum { SHOW_OFF, SHOW_MODEL, SHOW_MODELS, SHOW_MODES, SHOW_CONFIG };
 #define FLAG_ENUM(field, ...) FLAG_##field,
 enum { FLAG_TABLE(FLAG_ENUM) FLAG_COUNT };
 
-typedef struct FlagRow {
+typedef struct {
     const char *field;                        // kv_heads
     int kind;                                 // INT, ...
     const char *def;                          // default, as it would be typed
@@ -230,7 +230,7 @@ extern const FlagRow FLAGS[FLAG_COUNT];
 // The source that set a flag; a later source in this list overrides an earlier one. BY_CHECKPOINT:
 // a config.json.
 enum { BY_DEFAULT, BY_PRESET, BY_CHECKPOINT, BY_USER };
-typedef struct FlagSet {
+typedef struct {
     Flags f;
     unsigned char by[FLAG_COUNT];             // BY_*
 } FlagSet;
@@ -258,7 +258,7 @@ void flags_help(const Flags *f, const char *only);
 
 // Suggestions for a mistyped word: the names that begin with it, otherwise those with the smallest
 // edit distance, at most about one edit for three letters. text: "did you mean a or b? ", or "".
-typedef struct Nearest {
+typedef struct {
     const char *word;                         // that was mistyped
     int best;                                 // edits of the names in text, or the limit
     char text[160];

@@ -23,8 +23,7 @@ typedef struct {
 static bool expected(Reader *r, const char *what) {
     char found[16] = "the end";
     uint8_t c = *r->at;
-    bool plain = c > ' ' && c < 0x7F;
-    if (r->at < r->end) snprintf(found, sizeof found, plain ? "'%c'" : "byte 0x%02X", c);
+    if (r->at < r->end) snprintf(found, sizeof found, isgraph(c) ? "'%c'" : "byte 0x%02X", c);
     return error_set(r->error, "byte %zu: expected %s, found %s", (size_t)(r->at - r->begin), what,
                      found);
 }
@@ -50,14 +49,14 @@ static bool take_digits(Reader *r) {
 // -? (0 | [1-9][0-9]*) (. [0-9]+)? ([eE] [+-]? [0-9]+)?   strtod and strtoll would accept more, so
 // the grammar is checked first.
 static bool read_number(Reader *r, Json *v) {
-    char *from = r->at;
+    char *from = r->at, *end;
     take(r, "-");
     bool ok = take(r, "0") || take_digits(r);
-    bool point = ok && take(r, ".");
-    if (point) ok = take_digits(r);
-    bool exponent = ok && (take(r, "e") || take(r, "E"));
-    if (exponent && !take(r, "+")) take(r, "-");
-    if (exponent) ok = take_digits(r);
+    if (ok && take(r, ".")) ok = take_digits(r);
+    if (ok && (take(r, "e") || take(r, "E"))) {
+        if (!take(r, "+")) take(r, "-");
+        ok = take_digits(r);
+    }
     if (!ok) return expected(r, "a digit");
     // The same text is read twice: as a double, and exactly if it is an integer.
     v->number = strtod(from, NULL);
@@ -66,8 +65,8 @@ static bool read_number(Reader *r, Json *v) {
         return expected(r, "a number in a double's range");
     }
     errno = 0;  // strtoll sets ERANGE beyond int64: then the value is a double
-    v->integer = strtoll(from, NULL, 10);
-    v->kind = point || exponent || errno ? JSON_REAL : JSON_INT;
+    v->integer = strtoll(from, &end, 10);  // it ends before a point or an exponent
+    v->kind = end == r->at && !errno ? JSON_INT : JSON_REAL;
     return true;
 }
 

@@ -132,7 +132,7 @@ void log_end(Log *log) {
 }
 
 const char *log_duration(char buf[32], double seconds) {
-    long long s = (long long)(seconds + 0.5);
+    long long s = seconds + 0.5;
     if (s < 3600) return check_format(buf, 32, "%lld:%02lld", s / 60, s % 60);
     return check_format(buf, 32, "%lld:%02lld:%02lld", s / 3600, s / 60 % 60, s % 60);
 }

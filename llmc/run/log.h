@@ -6,7 +6,7 @@
 #pragma once
 #include "files.h"
 
-typedef struct Log {
+typedef struct {
     int fd;                               // 0: no file
     FILE *line;                           // the current line, a stream in memory,
     char *text;                           // its text,

@@ -2,7 +2,7 @@
 #pragma once
 #include "flags.h"
 
-typedef struct Preset {
+typedef struct {
     const char *name;                         // of --model
     const char *flags;                        // as on a command line
     const char *note;                         // what it is, or what a paper leaves open

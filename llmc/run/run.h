@@ -15,7 +15,7 @@
 #include "../init.h"
 
 // Training speed, to notice a machine that slows down.
-typedef struct Pace {
+typedef struct {
     SpikeWindow rates;                    // tokens per second at the last lines of progress
     double seconds;                       // training time at the last line,
     int64_t tokens;                       // and tokens
@@ -87,7 +87,6 @@ void run_note_pace(Run *r, double seconds);           // notes once that trainin
 // start.c
 void run_open_folder(Run *r);             // makes --out, writes config.json, opens the log
 void run_open_tokenizer(Run *r);
-void run_open_tasks(Run *r);
 Setup run_setup(const Run *r);
 
 // sample.c

@@ -100,7 +100,7 @@ static int compare_places(const void *a, const void *b) {
 }
 
 // Reads an array of at most `most` sizes; returns how many; -1: it is not such an array.
-static int read_sizes(const Json *v, int most, int64_t *sizes) {
+static int read_sizes(const Json *v, int most, long long *sizes) {
     if (!v || v->kind != JSON_ARRAY || v->count > (size_t)most) return -1;
     for (const Json *i = v->first; i; i = i->next) {
         if (i->kind != JSON_INT || i->integer < 0) return -1;
@@ -113,7 +113,7 @@ static int read_sizes(const Json *v, int most, int64_t *sizes) {
 static bool read_entry(const Json *entry, const char *data, long long bytes, Tensor *t,
                        char *error) {
     const Json *dtype = json_get(entry, "dtype");
-    int64_t offsets[2];
+    long long offsets[2];
     t->name = entry->key;
     t->dtype = dtype && dtype->kind == JSON_STRING ? dtype->text : "";
     t->rank = read_sizes(json_get(entry, "shape"), TENSOR_RANK, t->shape);
@@ -212,7 +212,7 @@ static char *make_header(const Tensor *tensors, int count, size_t *n) {
         json_write_string(f, t->name);
         fprintf(f, ":{\"dtype\":\"%s\",\"shape\":[", t->dtype);
         for (int i = 0; i < t->rank; i++)
-            fprintf(f, "%s%lld", i ? "," : "", (long long)t->shape[i]);
+            fprintf(f, "%s%lld", i ? "," : "", t->shape[i]);
         fprintf(f, "],\"data_offsets\":[%lld,%lld]}", at, at + bytes);
         at += bytes;
     }

@@ -14,7 +14,7 @@ typedef struct {
     const char *name;
     const char *dtype;  // written: F32, F64; also read: BF16, F16; others only by size
     int rank;           // 0 is a scalar
-    int64_t shape[TENSOR_RANK];
+    long long shape[TENSOR_RANK];
     const void *data;                    // in a mapped file it may be unaligned
     const void *(*bring)(void *source);  // for writing: returns the data, valid until the next
     void *source;                        // tensor's turn; NULL: data is written

@@ -39,16 +39,22 @@ int sample_token(const double *logits, int V, double temperature, int64_t k, dou
     return best;                                  // rounding left u just above the last weight
 }
 
+// Prints text with its control characters escaped (text_escape).
+static void print_text(const char *text, size_t n) {
+    char shown[5];                                // an escaped byte takes four
+    for (size_t i = 0; i < n; i++) fputs(text_escape(shown, sizeof shown, text + i, 1), stdout);
+}
+
 // Prints a token: a separator as an empty line, a token without text as its number.
 static void print_token(const Run *r, int32_t token) {
     size_t n;
     if (token == r->tokenizer.end) printf("\n\n");
     else if (token < r->tokenizer.count) {
         const char *bytes = tokenizer_decode(&r->tokenizer, token, &n);
-        text_print(bytes, n);
+        print_text(bytes, n);
     } else if (r->m.V == CORPUS_VOCAB) {
         char byte = token;
-        text_print(&byte, 1);
+        print_text(&byte, 1);
     } else printf("%d ", token);
     fflush(stdout);
 }
@@ -79,7 +85,7 @@ static void sample_text(Run *r, const char *prompt, size_t bytes, int64_t number
     if (begin > T)
         printf("note: a prompt of %lld tokens, the model reads %lld at once: it sees the last "
                "%lld\n", begin - 1, T, CEIL_DIV(T, 2));
-    text_print(prompt, bytes);
+    print_text(prompt, bytes);
     for (long long n = begin; n < begin + f->sample; n++) {
         double start = clock_seconds(), sum = 0;
         if (n - from > T) from = read = n - CEIL_DIV(T, 2);

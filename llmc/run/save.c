@@ -61,7 +61,6 @@ static Tensor entry_tensor(Run *r, int kind, const Entry *e, char name[128]) {
         .dtype = r->t->element == sizeof(float) ? "F32" : "F64",
         .rank = vector ? 1 : 2,
         .shape = {vector ? e->row.cols : entry_rows(&r->m, e), vector ? 0 : e->row.cols},
-        .data = r->t->tensor(r->gpt, kind, e),
     };
 }
 
@@ -72,14 +71,14 @@ static void read_entry(Run *r, const SafetensorsFile *file, const char *path, in
     Tensor want = entry_tensor(r, kind, e, name);
     const Tensor *t = safetensors_find(file, name);
     CHECK(t, "%s: expected a tensor %s, found none\n  -> %s", path, name, OTHER_MODEL);
-    const int64_t *found = t->shape, *expected = want.shape;
+    const long long *found = t->shape, *expected = want.shape;
     // A smaller --seq takes the first of the learned positions.
     bool positions = e->id == PARAM_wpe && kind == WEIGHTS;
     bool fits = found[0] == expected[0] || (positions && found[0] > expected[0]);
     CHECK(fits && t->rank == want.rank && found[1] == expected[1],
           "%s: %s: expected the shape [%lld, %lld], found [%lld, %lld]\n  -> %s%s", path, name,
-          (long long)expected[0], (long long)expected[1], (long long)found[0], (long long)found[1],
-          OTHER_MODEL, positions ? ", or a smaller --seq" : "");
+          expected[0], expected[1], found[0], found[1], OTHER_MODEL,
+          positions ? ", or a smaller --seq" : "");
 
     // Every process holds all weights, and its shard of the moments (ZeRO-1).
     Part part = {0, e->size};
@@ -126,7 +125,7 @@ void run_read_weights(Run *r, const char *from) {
 // ------------------------------------------------------------------------------------------- save
 
 // One tensor that is written to a file.
-typedef struct Gather {
+typedef struct {
     Run *r;
     int kind;
     const Entry *e;
@@ -197,14 +196,13 @@ static void write_window(Log *state, const char *name, const SpikeWindow *w) {
 // state.json: everything that a resumed run needs besides tensors and flags.
 static char *state_text(const Run *r) {
     Log state;
-    int64_t sample = r->step * r->f->batch;
     log_begin(&state);
     log_int(&state, "step", r->step);
     log_int(&state, "updates", r->updates);
     log_int(&state, "tokens", r->tokens);
     log_int(&state, "bad", r->bad);
-    log_int(&state, "epoch", sample / r->data.samples);
-    log_int(&state, "sample", sample % r->data.samples);
+    log_int(&state, "epoch", run_epoch(r));
+    log_int(&state, "sample", r->step * r->f->batch % r->data.samples);
     log_hex(&state, "data_xxh64", r->data.content);
     log_hex(&state, "val_data_xxh64", r->val.content);
     write_window(&state, "losses", &r->losses);

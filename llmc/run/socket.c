@@ -104,22 +104,19 @@ static void accept_peer(Sockets *s, int fd) {
 // of them together.
 static void gather_peers(Sockets *s, int listener) {
     double deadline = clock_seconds() + MEET_SECONDS;
-    for (int missing = 1; missing < s->size;) {
-        struct pollfd wait = {listener, POLLIN, 0};
-        double left = deadline - clock_seconds();
-        if (s->peers[WATCH][missing]) {
-            missing++;
-            continue;
+    for (int missing = 1; missing < s->size; missing++)
+        while (!s->peers[WATCH][missing]) {
+            struct pollfd wait = {listener, POLLIN, 0};
+            double left = deadline - clock_seconds();
+            CHECK(left > 0,
+                  "process 0 expected %d others within %d seconds; process %d has not connected\n"
+                  "  -> read its own error; its machine must reach this one at MASTER_PORT + 1",
+                  s->size - 1, MEET_SECONDS, missing);
+            // A signal, or a connection that is closed again: check the deadline again.
+            if (poll(&wait, 1, 1000 * left) <= 0) continue;
+            int fd = accept(listener, NULL, NULL);
+            if (fd >= 0) accept_peer(s, fd);
         }
-        CHECK(left > 0,
-              "process 0 expected %d others within %d seconds; process %d has not connected\n"
-              "  -> read its own error; its machine must reach this one at MASTER_PORT + 1",
-              s->size - 1, MEET_SECONDS, missing);
-        // A signal, or a connection that is closed again: check the deadline again.
-        if (poll(&wait, 1, 1000 * left) <= 0) continue;
-        int fd = accept(listener, NULL, NULL);
-        if (fd >= 0) accept_peer(s, fd);
-    }
     close(listener);
 }
 

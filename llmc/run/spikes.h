@@ -15,7 +15,7 @@ enum { SPIKE_WINDOW = 128 };              // values in a window
 enum { SPIKE_ENOUGH = 64 };               // values before the first z-score
 enum { SPIKES_IN_A_ROW = 10 };            // this many spikes in a row are a new level
 
-typedef struct SpikeWindow {
+typedef struct {
     double values[SPIKE_WINDOW];          // the oldest first
     int count;                            // values in use
     int in_a_row;                         // spikes since the last value that was not one

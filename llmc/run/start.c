@@ -97,8 +97,9 @@ static bool find_tokenizer(const Run *r, char *path) {
 static const char TOKENIZER_ADVICE[] =
     "--tokenizer FILE: python3 data/get.py tokenizer writes GPT-2's";
 
-// Opens the tokenizer. It must fit the model's vocabulary, and encode if there is a prompt. Without
-// one samples print as bytes, or as numbers if the model's tokens are not bytes.
+// Opens the tokenizer. It must fit the model's vocabulary, encode if there is a prompt, and name
+// the separator of documents for --mask-documents. Without one samples print as bytes, or as
+// numbers if the model's tokens are not bytes.
 void run_open_tokenizer(Run *r) {
     Tokenizer *t = &r->tokenizer;
     char path[PATH_CAP] = "";
@@ -127,19 +128,10 @@ void run_open_tokenizer(Run *r) {
         printf("note: no tokenizer.bin: samples print as numbers\n  -> --tokenizer FILE\n");
     CHECK(!prompt || found || bytes, "--prompt needs the tokenizer of this model's data\n  -> %s",
           TOKENIZER_ADVICE);
-}
-
-// --mask-documents has to know where documents begin.
-static void open_documents(Run *r) {
-    CHECK(!r->f->mask_documents || r->tokenizer.count || r->m.V == CORPUS_VOCAB,
+    CHECK(!r->f->mask_documents || found || bytes,
           "--mask-documents: expected the tokenizer of this data, which names the token that "
           "begins documents, found none\n  -> %s", TOKENIZER_ADVICE);
-    r->setup.documents.separator = r->tokenizer.end;      // 0 without a tokenizer
-}
-
-void run_open_tasks(Run *r) {
-    TaskReader reader = {r->m.V, r->m.T, &r->tokenizer};
-    tasks_open(&r->tasks, r->f->tasks, &reader);
+    r->setup.documents.separator = t->end;                // 0 without a tokenizer
 }
 
 // --------------------------------------------------------------------------------------- the model
@@ -153,7 +145,6 @@ Setup run_setup(const Run *r) {
         .recompute = r->training ? f->recompute : RECOMPUTE_ON,   // forward alone keeps nothing
         .training = r->training,
         .optimizer = f->optimizer,
-        .decodes = f->sample > 0,
         .documents = {.mask = f->mask_documents,
                       .restart = f->mask_documents && f->restart_positions},
         .z_loss = f->z_loss,
@@ -179,33 +170,6 @@ static void make_model(Run *r) {
     if (!r->training && !f->eval) r->micro = 1;           // --sample alone
     r->setup = run_setup(r);
     r->layout = setup_layout(&r->m, &r->setup);
-}
-
-// Chooses the micro-batch: as many sequences of a process's share of the batch as fit into memory.
-// The run's flags keep the number, so that a run that is resumed elsewhere computes the same bits.
-// A --micro-batch is never changed. Nor is the whole share if --balance-loss is defined over it.
-static void choose_micro_batch(Run *r) {
-    const Flags *f = r->f;
-    Setup *setup = &r->setup;
-    char advice[ADVICE_CAP];
-    const double gib = 1 << 30;
-    double free_bytes = r->t->free_bytes(&r->m, setup), needed = memory_needed(r, setup);
-    bool given = f->micro_batch && (r->training || r->set.by[FLAG_micro_batch] == BY_USER);
-    // NAN, unknown, compares as false: then all fits.
-    bool chooses = !given && !(f->experts && f->balance_loss > 0);
-    int B = chooses && needed > free_bytes ? memory_fitting(r, *setup, free_bytes) : setup->B;
-    double smallest = -B;
-    comm_all_reduce(&r->comm, &smallest, 1, COMM_MAX);       // the same for all processes
-    B = -smallest;
-    if (B && B < setup->B) {
-        printf("micro-batches of %d sequences, as many as fit into %.2f GiB\n", B,
-               free_bytes / gib);
-        setup->B = r->micro = B;
-        needed = memory_needed(r, setup);
-    }
-    CHECK(!(needed > free_bytes), "no memory: this takes %.2f GiB, and %.2f GiB are free\n  -> %s",
-          needed / gib, free_bytes / gib, memory_advice(advice, r, free_bytes));
-    if (chooses && r->training) r->set.f.micro_batch = B;     // config.json keeps it
 }
 
 // The first weights, and the matrix plans of the GPU. A checkpoint has both (run_resume).
@@ -266,16 +230,6 @@ static void log_program(Run *r) {
     log_end(log);
 }
 
-// Copies the tokenizer into the run's folder, so that sampling from the run needs no other file. A
-// --tokenizer on the command line replaces the copy.
-static void keep_tokenizer(Run *r) {
-    char path[PATH_CAP];
-    path_join(path, r->out, "tokenizer.bin");
-    bool replace = r->set.by[FLAG_tokenizer] == BY_USER || !file_exists(path);
-    if (r->tokenizer.count && replace)
-        file_write_in(r->folder, path, r->tokenizer.file, r->tokenizer.size);
-}
-
 // Process 0 has the folder and the log; all processes know the folder's name.
 void run_open_folder(Run *r) {
     char path[PATH_CAP];
@@ -291,7 +245,12 @@ void run_open_folder(Run *r) {
         free(config);
         log_open(&r->log, r->folder, path_join(path, r->out, "log.jsonl"), r->step);
         log_program(r);
-        keep_tokenizer(r);
+        // A copy of the tokenizer, so that sampling from the run needs no other file. A --tokenizer
+        // on the command line replaces it.
+        path_join(path, r->out, "tokenizer.bin");
+        bool replace = r->set.by[FLAG_tokenizer] == BY_USER || !file_exists(path);
+        if (r->tokenizer.count && replace)
+            file_write_in(r->folder, path, r->tokenizer.file, r->tokenizer.size);
     }
     comm_broadcast(&r->comm, r->out, sizeof r->out);
 }
@@ -313,22 +272,6 @@ static bool print_and_end(const Trainer *t, int argc, char **argv) {
         return true;
     }
     return false;
-}
-
-// --show, before any memory is taken: a model too large for this machine can be looked at.
-static void show(const Run *r) {
-    int what = r->f->show;
-    if (what == SHOW_MODELS) show_models(r->m.mode);
-    if (what == SHOW_MODES) show_modes();
-    if (what == SHOW_MODEL) {
-        show_model(r, true);
-        show_memory(r);
-    }
-    if (what == SHOW_CONFIG) {
-        char *config = run_config(r);
-        fputs(config, stdout);
-        free(config);
-    }
 }
 
 // Refuses processes that were started differently, or more processes than sequences in a batch.
@@ -376,10 +319,10 @@ Run *run_open(const Trainer *t, int argc, char **argv) {
         return NULL;
     }
     check_processes(r);                   // before the first one takes memory
-    choose_micro_batch(r);
+    memory_choose(r);
     run_open_tokenizer(r);
-    open_documents(r);
-    if (f->eval || r->training) run_open_tasks(r);
+    if (f->eval || r->training)
+        tasks_open(&r->tasks, f->tasks, &(TaskReader){r->m.V, r->m.T, &r->tokenizer});
     show_model(r, false);
 
     // Memory: a micro-batch, the device's arenas, then the weights into them.

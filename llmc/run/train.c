@@ -11,7 +11,7 @@ enum { PACES_ENOUGH = 8 };                // lines of progress before training c
 // The micro-batches of this process's share of `samples` samples from number `first` on:
 //     MicroBatches b = micro_batches(r, data, first, samples);
 //     while (next_micro_batch(r, &b)) ... r->inputs, r->targets, b.B
-typedef struct MicroBatches {
+typedef struct {
     DataLoader *data;
     int64_t at, end;                      // the next sample, and the one after the last
     int B;                                // sequences of this micro-batch

@@ -20,7 +20,7 @@ typedef struct Gpt Gpt;                       // a model with its memory, privat
 enum { WEIGHTS, GRADS, ADAM_M, ADAM_V, TENSOR_KINDS };
 
 // Means over tokens, in nats.
-typedef struct Loss {
+typedef struct {
     double ce;                                // cross-entropy
     double z;                                 // --z-loss * logsumexp^2 of the logits
     double router;                            // losses of all routers, times their coefficients
@@ -33,7 +33,7 @@ enum { OPTIMIZER_ADAMW, OPTIMIZER_MUON };         // in the order of --optimizer
 enum { MUON_MATCH_RMS_ADAMW, MUON_ORIGINAL };     // in the order of --muon-scale's choices
 
 // The settings of one update: AdamW's (Loshchilov, Hutter 2019), and Muon's for its tensors.
-typedef struct Optimizer {
+typedef struct {
     double lr[LR_GROUPS], decay[DECAY_GROUPS];  // tensors.h
     double beta1, beta2, eps;
     double clip;                              // gradient clipping: largest global norm; 0: off
@@ -53,7 +53,7 @@ static inline double muon_scale(const Optimizer *o, int64_t rows, int64_t cols) 
 }
 
 // The result of a step: mean losses, gradient norm before clipping, whether the weights changed.
-typedef struct Update {
+typedef struct {
     Loss loss;
     double norm;
     int applied;
@@ -67,12 +67,12 @@ enum { STREAM, ATTN_BRANCH, ATTN_SKIP, FFN_BRANCH, FFN_SKIP, LAYER_SQUARES };
 // Sums over tokens: the entropy of the router's probabilities, in nats, and the router's losses
 // without their coefficients.
 enum { ROUTER_ENTROPY, ROUTER_BALANCE, ROUTER_SEQUENCE, ROUTER_Z, ROUTER_SUMS };
-typedef struct LayerSums {
+typedef struct {
     double squares[LAYER_SQUARES];
     double logit;                             // largest attention score; begins at -INFINITY
 } LayerSums;
 
-typedef struct LayerStats {
+typedef struct {
     LayerSums sums;
     double tokens;
     double *router;                           // [router_size] the sums, then tokens of each expert
@@ -82,24 +82,23 @@ static inline int64_t router_size(const Model *m) { return ROUTER_SUMS + m->moe.
 
 // Sums of squares of one tensor: its gradient before clipping, its weights before the step, and the
 // change that the step made to them.
-typedef struct TensorStats {
+typedef struct {
     double grad, weight, update;
 } TensorStats;
 
 // --mask-documents: attention of a token stays within its document.
-typedef struct Documents {
+typedef struct {
     int mask;                                 // 0: a sequence is one document
     int restart;                              // learned positions count from the document's start
     int32_t separator;                        // the token that begins a document
 } Documents;
 
 // How a device makes a model.
-typedef struct Setup {
+typedef struct {
     int B, T;                                 // the largest micro-batch: sequences, tokens of each
     int recompute;                            // RECOMPUTE_* of tensors.h
     int training;                             // allocates gradients and AdamW's moments
     int optimizer;                            // OPTIMIZER_*
-    int decodes;                              // decode will be called, which allocates a KV cache
     Documents documents;
     double z_loss;
     int64_t batch;                            // sequences of a step, over all processes
@@ -248,10 +247,4 @@ static inline void decode_check(int n, int position, int cached, int T) {
 #define NAMED(a, b) JOIN(a, b)
 #define SPELLED(a) #a
 #define QUOTED(a) SPELLED(a)
-#ifdef __cplusplus
-extern "C" {
-#endif
 extern const Trainer judge_fp32, judge_bf16, judge_fp64, cuda_fp32, cuda_bf16;
-#ifdef __cplusplus
-}
-#endif

@@ -88,11 +88,6 @@ char *text_escape(char *out, size_t cap, const char *text, size_t n) {
     return out;
 }
 
-void text_print(const char *text, size_t n) {
-    char shown[5];  // an escaped byte takes four
-    for (size_t i = 0; i < n; i++) fputs(text_escape(shown, sizeof shown, text + i, 1), stdout);
-}
-
 // The stream grows the memory itself.
 FILE *text_begin(char **text, size_t *size, const char *what) {
     FILE *f = open_memstream(text, size);

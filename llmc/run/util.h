@@ -54,7 +54,6 @@ PRINTF_LIKE(2, 3) bool error_set(char *error, const char *fmt, ...);
 // Copies n bytes of text. ASCII control characters other than newline and tab become escapes such
 // as \x1b: text from a file must not control the terminal. Text that does not fit is truncated.
 char *text_escape(char *out, size_t cap, const char *text, size_t n);
-void text_print(const char *text, size_t n);  // the same on stdout, of any length
 
 // A stream that writes into memory. After text_end, which writes the last piece, *text holds *size
 // bytes and a zero, and the caller frees it.

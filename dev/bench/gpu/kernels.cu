@@ -234,7 +234,7 @@ static void time_heads(Bench *b, const std::string &name, int NH, int KV, int HS
     wide *peak = room<wide>(b, b->n * NH);
     wide *lse = room<wide>(b, b->n * NH);
     wide *D = room<wide>(b, b->n * NH);
-    QkvPlaces places = qkv_row(qkv, NH, KV, HS), dplaces = qkv_row(d, NH, KV, HS);
+    QkvPlaces places = qkv_row(qkv, NH, KV, HS, HS), dplaces = qkv_row(d, NH, KV, HS, HS);
     for (bool wgmma : {false, true}) {
         if (wgmma && !attend_possible(shape, ATTENTION_BACKWARD, &b->gpu)) break;
         for (int layer : {ATTENTION_FORWARD, ATTENTION_BACKWARD})
@@ -312,7 +312,8 @@ static void time_qkv(Bench *b) {
     QkvShape shape = {s.B, s.T, s.NH, s.KV, s.HS, s.HS, s.HS, rotary};
     QkvPlaces rows[4];
     int place = 0;
-    for (real *row : {raw, normed, draw, dnormed}) rows[place++] = qkv_row(row, s.NH, s.KV, s.HS);
+    for (real *row : {raw, normed, draw, dnormed})
+        rows[place++] = qkv_row(row, s.NH, s.KV, s.HS, s.HS);
     double turned = (double)b->n * (s.NH + s.KV) * s.HS * sizeof(real);
     double all = (double)count * sizeof(real);
     if (s.swiglu) {
