@@ -522,21 +522,26 @@ SHARED = {
 Figures = collections.namedtuple("Figures", "rows tests functions beside")
 
 
+def seeds_of(statistic, names):
+    """A statistic's value by seed; None while its runs are not there yet, empty where every one
+    failed."""
+    try:
+        return eval(statistic, names)
+    except AllFailed:
+        return Seeds()
+    except Waiting:
+        return None
+
+
 def evaluate(claim, results, calculation, width=None):
     """A claim's figures at one width: rows [(what, seeds, wanted or None), ...] of its expect and
     also, tests of the first of them, the Functions with what they read, and the runs that also
-    reads. The seeds of a row are None while its runs are not there yet (such rows of its also are
-    left out), and none where every run failed. Waiting where no row has runs."""
+    reads. Rows of its also whose runs are not there yet are left out. Waiting where no row has
+    runs."""
     functions = Functions(results, claim.get("study"), calculation, width)
     names = dict(functions.names(), figures=claim.get("figures"), __builtins__={"dict": dict})
-    rows = []
-    for what, statistic, wanted in claim["expect"]:
-        try:
-            rows.append((what, eval(statistic, names), wanted))
-        except AllFailed:
-            rows.append((what, Seeds(), wanted))
-        except Waiting:
-            rows.append((what, None, wanted))
+    rows = [(what, seeds_of(statistic, names), wanted)
+            for what, statistic, wanted in claim["expect"]]
     if any(wanted in ("like", "not above", "not below") for _, _, wanted in rows):
         if not claim.get("margin") or not claim.get("margin_from"):
             raise ValueError(f"{claim['id']}: likeness needs a margin, and where in the paper it "
@@ -547,11 +552,9 @@ def evaluate(claim, results, calculation, width=None):
     names = dict(names, **beside.names())
     for what, statistic in claim.get("also", []):
         try:
-            rows.append((what, eval(statistic, names), None))
-        except AllFailed:
-            rows.append((what, Seeds(), None))
-        except Waiting:
-            pass
+            seeds = seeds_of(statistic, names)
+            if seeds is not None:
+                rows.append((what, seeds, None))
         except KeyError:                      # rates and depths may be others at this width
             if not width:
                 raise

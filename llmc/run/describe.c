@@ -1,5 +1,6 @@
-// describe.c: reads the tables of modes.h, tensors.h and presets.h, and prints them. The numbers
-// come from the functions that allocate and initialize (memory.h, init.h), so they cannot differ.
+// describe.c: reads the tables of modes.h, tensors.h and presets.h, prints them, and chooses the
+// micro-batch that fits. The numbers come from the functions that allocate and initialize
+// (memory.h, init.h), so they cannot differ.
 #include "describe.h"
 #include "run.h"
 
