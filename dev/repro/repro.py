@@ -226,6 +226,12 @@ def kept_layers(run):
             for when, norms in kept.items()}
 
 
+def kept_parts(table, name):
+    """The parts of a log that a study's results keep. Pictures show studies at their own width."""
+    base, at, _ = name.partition("@")
+    return [part for part in table["keep"].get(base, []) if not (at and part == "picture")]
+
+
 def kept_run(run, keep):
     """An ended run as results/STUDY.json has it."""
     losses, half = run.series("loss")[1], int(run.config["flags"]["steps"]) // 2
@@ -244,8 +250,9 @@ def kept_run(run, keep):
         values = dict(zip(*run.series("loss")))
         found["curve"] = [digits(values.get(step), 4)
                           for step in range(1, max(values, default=0) + 1)]
-    if "layers" in keep:
-        found["layers"] = kept_layers(run)
+    if "layers" in keep or "late" in keep:
+        found["layers"] = {when: norms for when, norms in kept_layers(run).items()
+                           if "layers" in keep or when == "late"}
     probe = read_json(run.folder / "probe.json")
     if probe:
         found["probe"] = {name: shortened(probe[name]) for name in PROBED if name in probe}
@@ -447,7 +454,7 @@ def main():
                            key=lambda name: (name.endswith("_seeds"), stated_minutes(name)
                                              / max(1, len(claims_of(table, name))))):
             out = ROOT / "ablations/repro" / name
-            keep = table["keep"].get(name.partition("@")[0], [])
+            keep = kept_parts(table, name)
             harvest(name, out, keep)
             if not missing(name):
                 print(f"{name}: all results are committed; --fresh {name} runs it anew", flush=True)

@@ -715,6 +715,15 @@ def test_resume():
             expect(set(found["runs"][0]["layers"]) == {"1", "late", "end"}
                    and len(found["runs"][0]["curve"]) == 6000
                    and len(found["runs"][0]["drawn"]) == 30, "what is kept of a run")
+            repro.harvest("tiny", folder / "broken", ["late"])
+            kept = json.loads((here / "results/tiny.json").read_text())["runs"][0]
+            expect(set(kept["layers"]) == {"late"} and not {"curve", "drawn"} & set(kept)
+                   and kept["layers"]["late"] == found["runs"][0]["layers"]["late"],
+                   "norms of the last quarter alone")
+            parts = {"keep": {"tiny": ["late", "picture"]}}
+            expect(repro.kept_parts(parts, "tiny") == ["late", "picture"]
+                   and repro.kept_parts(parts, "tiny@64") == ["late"]
+                   and repro.kept_parts(parts, "other") == [], "pictures at a study's own width")
             shutil.rmtree(folder / "broken")
             repro.harvest("tiny", folder / "broken", [])
             expect(not repro.missing("tiny"), "results stay when the runs' folder is gone")
