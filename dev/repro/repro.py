@@ -28,6 +28,7 @@ dev/probe.py names.
 """
 import argparse
 import functools
+import importlib.util
 import json
 import math
 import os
@@ -438,6 +439,9 @@ def main():
         sys.exit("error: --fresh without a study\n  -> python3 dev/repro/repro.py --fresh nowarmup")
     if not (options.studies or options.costs):
         chosen = [name for name in known if name == "calculations" or has_data(name)]
+    if not (options.table or options.costs) and not importlib.util.find_spec("matplotlib"):
+        sys.exit("error: expected the Python package matplotlib\n"
+                 "  -> python3 -m pip install matplotlib")
     if options.costs:
         write_costs(sorted({name.partition("@")[0] for name in chosen if name != "calculations"}))
         return
