@@ -284,15 +284,17 @@ GPU_TEST(cuda_routers) {
     compare_pair(pair_of(&m, "one expert a token, GELU", RECOMPUTE_OFF));
 }
 
-// Heads whose width times their number is not the model's, biases of q, k and v alone (with experts
-// too), and Llama 3's RoPE, whose pairs here are slow, kept and between.
+// Heads whose width times their number is not the model's (once so large that the bias of q, k and
+// v needs the most scratch), biases of q, k and v alone (with experts too), and Llama 3's RoPE,
+// whose pairs here are slow, kept and between.
 GPU_TEST(cuda_heads) {
     for (int mode : {(int)MODE_SPAN, (int)MODE_OLMOE, (int)MODE_SDD, (int)MODE_NGPT})
         for (int family : {FAMILY_LLAMA, FAMILY_OLMOE, FAMILY_DEEPSEEK}) {
             Model m = make_model(mode, family, 0);
             m.NH = 3, m.KV = m.KV == 1 ? 1 : 3;
             m.rope_factor = 8, m.rope_original = 25, m.theta = 500;
-            if (mode == MODE_SPAN && family == FAMILY_LLAMA) m.NH = m.KV = 2, m.HS = 64;
+            if (mode == MODE_SPAN && family == FAMILY_LLAMA)
+                m.C = m.F = 32, m.NH = m.KV = 5, m.HS = 128;
             if (!m.kv_rank && !m.mode->sdd && !m.mode->unit) m.bias = BIAS_QKV;
             compare_pair(pair_of(&m, "heads", RECOMPUTE_OFF));
         }

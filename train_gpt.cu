@@ -104,8 +104,8 @@ struct Gpt {
 static const Entry *begin(const Layout &layout) { return layout.entries; }
 static const Entry *end(const Layout &layout) { return layout.end; }
 
-// Rows of scratch, each as wide as the widest gain: the 256 chunks of a long gain and those of its
-// bias (gain_chunks). The COLUMN_SPLITS partial sums of a linear's bias fit as well. Kernels with
+// Rows of scratch, each as wide as the widest gain or bias: the 256 chunks of a long gain and those
+// of its bias (gain_chunks), or the COLUMN_SPLITS partial sums of a linear's bias. Kernels with
 // more gains than that take fewer chunks.
 enum { SCRATCH_ROWS = 512 };
 // Memory that the tables do not count, in MiB; both numbers are estimates. RESERVE_MIB: the code of
@@ -121,29 +121,32 @@ enum { BATCH_INPUTS, BATCH_TARGETS, BATCH_GROUPS, BATCH_BEGINS = 6, BATCH_ENDS, 
 enum { RATIO = sizeof(wide) / sizeof(real), MASTER_WEIGHTS = RATIO > 1 };
 
 // Gpu.scratch holds one of these at a time, so it is as large as the largest: partial sums of
-// gains, sums over a router's chunks (moe.cuh), one row of all experts' gains, doubles of Muon.
+// gains and biases, sums over a router's chunks (moe.cuh), one row of all experts' gains or of
+// nGPT's for logits, doubles of Muon.
 static int64_t scratch_floats(const Model *m, const Setup *setup) {
     int64_t router = router_scratch(setup->B, setup->T, m->moe.E);
-    int64_t widest = max(2 * max(m->F, mlp_width(m)), 4 * m->C);
-    int64_t gains = (int64_t)m->moe.E * max(2 * m->F, m->C);
+    int64_t widest = max(2 * max(m->F, mlp_width(m)), max(4 * m->C, qkv_width(m)));
+    int64_t gains = max((int64_t)m->moe.E * max(2 * m->F, m->C), (int64_t)m->Vp);
     int64_t muon = 2 * MUON_PIECES * max((int64_t)m->moe.E, (int64_t)1);
     return max(max(SCRATCH_ROWS * widest, muon), max(router, gains));
 }
 
-// Bytes in all: `tables` for tensors and activations, the batch, scratch, cuBLASLt's workspace, and
-// the reserve.
+// Bytes in all: `tables` for tensors and activations, the batch, scratch, RoPE's table, cuBLASLt's
+// workspace, and the reserve.
 static double gpt_bytes(const Model *m, const Setup *setup, double tables) {
     int64_t reserve = RESERVE_MIB + (comm_size(setup->comm) > 1 ? NCCL_MIB : 0);
     int64_t batch = (int64_t)setup->B * setup->T * BATCH_ARRAYS * sizeof(int32_t);
     int64_t scratch = scratch_floats(m, setup) * sizeof(float);
-    return tables + (batch + scratch + PLANS_WORKSPACE + (reserve << 20));
+    int64_t rotary = (int64_t)m->T * rotary_size(m) * sizeof(float);
+    return tables + (batch + scratch + rotary + PLANS_WORKSPACE + (reserve << 20));
 }
 
 // Refuses a size that the CPU accepts and the kernels do not. right: the nearest that they accept.
-static void refuse_unless(int right, const char *flag, int value, const char *rule, int of) {
+// rule, bound: "at most", 1024, for example.
+static void refuse_unless(int right, const char *flag, int value, const char *rule, int bound) {
     CHECK(value == right,
           "%s %d; on a GPU it must be %s %d\n  -> %s %d, or make train_gpt DEVICE=cpu", flag, value,
-          rule, of, flag, right);
+          rule, bound, flag, right);
 }
 
 static void refuse_unless_multiple(const char *flag, int value, int of) {
@@ -322,7 +325,7 @@ static void alloc_step(Gpt *g) {
     to_device(g, g->rotary);
 }
 
-// The loads of experts are sums over a step, or over an evaluation.
+// The loads of experts are sums since gpt_zero_grads. Evaluations add to them, which nobody reads.
 static void clear_loads(Gpt *g) {
     for (int l = g->m.moe.dense; l < g->m.L && g->m.moe.E; l++)
         clear(g, acts_view(&g->act_layout, &g->m, &g->max, g->acts, l, 0).loads, g->m.moe.E);
@@ -745,12 +748,8 @@ static void gpt_update(Gpt *g, const Optimizer *o) {
     const UpdateEntry *entries = g->entries.device;
     UpdateState *state = g->state.device;
     int count = g->layout.count;
-    double *square = &state->sums[SUM_SQUARE];
-    if (g->nccl.size == 1) gradient_square(square, arenas, nullptr, 1, &g->gpu);
-    else {
-        nccl_join(&g->nccl, &g->gpu);                     // gradients have reached their owners
-        gradient_square(square, arenas, entries, count, &g->gpu);
-    }
+    if (g->nccl.size > 1) nccl_join(&g->nccl, &g->gpu);   // gradients have reached their owners
+    gradient_square(&state->sums[SUM_SQUARE], arenas, entries, count, &g->gpu);
     all_reduce_state(g);
     adamw_apply(arenas, entries, count, state, step, &g->gpu);
     muon_update(g, o, step);

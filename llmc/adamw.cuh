@@ -130,15 +130,13 @@ static inline void weights_round(real *w, const float *master, int64_t total, in
 
 // ----------------------------------------------------------------------------- norm of gradients
 
-// partial[block] = sum of squares of the block's share of each entry; without entries, of its share
-// of the whole arena. In double, which no square of a float overflows. The grid, and with it the
-// order of the sum, depends on sizes alone.
+// partial[block] = sum of squares of the block's share of each entry. In double, which no square of
+// a float overflows. The grid, and with it the order of the sum, depends on sizes alone.
 static __global__ void __launch_bounds__(SQUARES_THREADS)
-square_sum_kernel(double *partial, const wide *d, int64_t total, const UpdateEntry *entries,
-                  int count) {
+square_sum_kernel(double *partial, const wide *d, const UpdateEntry *entries, int count) {
     double sum = 0;
     for (int k = 0; k < count; k++) {
-        int64_t offset = entries ? entries[k].offset : 0, size = entries ? entries[k].size : total;
+        int64_t offset = entries[k].offset, size = entries[k].size;
         for (int64_t i = grid_thread() * FOUR; i < size; i += grid_threads() * FOUR) {
             Four x = four_load(d + offset + i);
             for (int j = 0; j < FOUR && i + j < size; j++) sum += square(x.v[j]);
@@ -156,21 +154,20 @@ square_add_kernel(double *square, const double *partial, int pieces) {
     if (threadIdx.x == 0) *square = sum;
 }
 
-// Blocks for a sum of `size` squares, `width` a thread and load: as many as leave a thread at most
-// four loads, or `limit`.
+// Blocks for a sum of `size` squares: so many that a thread has at most four loads, of `width`
+// values each, but no more than `limit`.
 static inline int square_pieces(int64_t size, int width, int limit) {
     int64_t pieces = CEIL_DIV(size, (int64_t)SQUARES_THREADS * width * 4);
     return pieces < limit ? (int)pieces : limit;
 }
 
-// *square = sum of d[i]^2, on the device: over the shards of `count` entries or, with nullptr and a
-// count of 1, over all `total` elements of the arenas.
+// *square = sum of d[i]^2, on the device, over the shards of `count` entries.
 static inline void gradient_square(double *square, Arenas t, const UpdateEntry *entries, int count,
                                    Gpu *gpu) {
     int pieces = square_pieces(t.total, FOUR, NORM_PIECES);
     double *partial = scratch_for<double>(pieces, gpu);
-    LAUNCH(square_sum_kernel, pieces, SQUARES_THREADS, 0, gpu->stream, partial, t.d, t.total,
-           entries, count);
+    LAUNCH(square_sum_kernel, pieces, SQUARES_THREADS, 0, gpu->stream, partial, t.d, entries,
+           count);
     LAUNCH(square_add_kernel, 1, SQUARES_THREADS, 0, gpu->stream, square, partial, pieces);
 }
 

@@ -100,9 +100,10 @@ static inline void attend_choose(AttentionShape s, int wanted, real *arena, int6
                                  Gpu *gpu) {
     AttentionTrial t = attention_trial(s, {arena, arena + count});
     CHECK(wanted != KERNELS_WGMMA || attend_possible(s, ATTENTION_FORWARD, gpu),
-          "--kernels wgmma needs PREC=bf16, compute capability 9.0 and heads of 64, 96 or 128, "
-          "found %s, %d.%d and %d\n  -> --kernels auto", sizeof(real) == 2 ? "bf16" : "fp32",
-          gpu->capability / 10, gpu->capability % 10, s.HS);
+          "--kernels wgmma needs PREC=bf16, compute capability 9.0 and heads of 64, 96, 128 or "
+          "192/128, found %s, %d.%d and %d/%d\n  -> --kernels auto",
+          sizeof(real) == 2 ? "bf16" : "fp32", gpu->capability / 10, gpu->capability % 10, s.QK,
+          s.HS);
     if (t.s.B) {
         fill_random(t.x, t.c[0] - t.x, gpu);  // and dc
         if (s.begins)

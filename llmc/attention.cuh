@@ -48,11 +48,8 @@
 // Backward has 5 products: S, dP, dV, dK and dQ. As two kernels, dq and dkv, it computes S and dP
 // twice: 7 products. This avoids atomics, and partial sums of dQ in memory for each tile of keys.
 // mma.sync reaches some 62 % of the tensor cores' rate on compute capability 9.0 (wgmma all of it),
-// so the speed to expect is FlashAttention-2's. Instructions per tile for heads of 64 on compute
-// capability 9.0, where an mma takes the time of about six others: forward 733, of which 128 mma,
-// 32 ldmatrix, and 111 for the mask on the diagonal; dq 385, of which 96 mma and 24 ldmatrix; dkv
-// 547, of which 128 mma and 44 ldmatrix. Tensor cores have no product of float's accuracy, so in
-// float the same kernels use the ordinary multipliers.
+// so the speed to expect is FlashAttention-2's. Tensor cores have no product of float's accuracy,
+// so in float the same kernels use the ordinary multipliers.
 #pragma once
 #include "mma.cuh"
 

@@ -321,7 +321,8 @@ template <int QK_SIZE, int HS_SIZE, bool BY_KEYS> struct BackwardTiles {
     static constexpr bool OVERLAP = !BY_KEYS || QK < 128;
     static constexpr int FLOATS = BY_KEYS ? 2 * COLUMNS : 0;      // lse and D of a stage
     static constexpr int STAGE = U_BYTES + W_BYTES + FLOATS * 4;
-    static constexpr int STAGES = X_BYTES + Y_BYTES + 3 * STAGE < 200 << 10 ? 3 : 2;
+    // With two, a consumer of dkv that skips a tile would wait for the stage that it still holds.
+    static constexpr int STAGES = 3;
     static constexpr int BYTES = X_BYTES + Y_BYTES + STAGES * STAGE + (1 + 2 * STAGES) * 8;
     static_assert(BYTES <= 227 << 10, "smaller tiles");
 };

@@ -21,8 +21,8 @@
 //   PRE    forward 2d + 4d + (in the product)    backward 4d + 4d
 //   SPAN   forward 4d + 4d                       backward 3d + 5d
 //
-// SET or ADD: every activation's gradient is SET. A value that is read twice has two terms in its
-// gradient: the first goes to the kernel of the second as the argument `add`. Gradients of
+// SET or ADD: every activation's gradient is SET. If a value is read twice, its gradient has two
+// terms: the kernel that computes the second one gets the first as the argument `add`. Gradients of
 // parameters are ADDed to, but the first micro-step SETs those of linears (dw_of_linears).
 #pragma once
 #include "attend.cuh"
@@ -47,7 +47,7 @@ struct Block {
     KvCache cache;         // sampling; k is NULL in a forward pass over whole sequences
     const float2 *rotary;  // RoPE's table [T, R/2] from the position of the first token on
     wide *router_bias;     // a master weight: its steps are too small for bf16
-    float dloss;           // backward: the gradient of the micro-batch's mean loss, for the router
+    float dloss;           // backward: the step's loss by the micro-batch's, for the router
     int dw_of_linears;     // backward: SET in the first micro-step of a step, then ADD
     const int32_t *begins, *ends;  // [n] of each token's document (attention.cuh), or nullptr
     Gpu *gpu;
@@ -455,10 +455,10 @@ template <int ROW> static void block_backward(const Block &b, real *dx, real *x)
     float attn_a = b.p.attn_a, ffn_a = b.p.ffn_a;
     Norm in = NORM(b, attn_in), post = NORM(b, attn_post);
     const real *ds_ffn = ffn_backward<ROW>(b);
-    real *ds = b.d.mid;  // the gradient of s, or of post(s) until attention's post norm below
+    real *ds = b.d.mid;  // the gradient of mid: of post(s), or of s if attention has no post norm
 
-    // Attention's post norm. If both skips are the block's input, dx starts as the sum of their
-    // gradients.
+    // Attention's post norm. Attention's skip carries x, the block's input. If the ffn's carries it
+    // too, dx begins as the sum of both gradients.
     constexpr bool both = block && !normed;
     if constexpr (r.attn.post) {
         NormBackward f = {b.d.as, both ? dx : nullptr, b.d.mid, b.a.as, nullptr,

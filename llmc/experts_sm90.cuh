@@ -1,8 +1,8 @@
 // experts_sm90.cuh: the grouped products of moe.cuh for compute capability 9.0, by wgmma and TMA
 // (sm90.cuh). Equations, sizes and the layout of all arrays are those of moe.cuh; bfloat16.
 //
-// A tile has 128 rows and 256 columns of the result. One block a multiprocessor walks over the list
-// of tiles, a grid's width at a time. It is a producer and two consumers, each a warpgroup. The
+// A tile has 128 rows and 256 columns of the result. A multiprocessor runs one block, which takes
+// every gridDim.x-th tile of the list. It is a producer and two consumers, each a warpgroup. The
 // producer fills a ring of stages, 64 of the depth each, and runs ahead into the next tile; for
 // each stage two mbarriers say that it is full, or empty again. A consumer owns 64 rows of the
 // tile. Its sums stay in registers; the producer gives up most of its own for them.
@@ -36,7 +36,8 @@ struct GroupedSizes {
     static constexpr int PRODUCERS = 56, CONSUMERS_OWN = 224;
     static constexpr int LEFT = ROWS / TILE_WIDTH * BOX_BYTES;
     static constexpr int RIGHT = COLUMNS / TILE_WIDTH * BOX_BYTES, STAGE = LEFT + RIGHT;
-    static constexpr int ROOM = 16 * TILE_ROW;   // results of a warp on their way to memory
+    // Results of a warp on their way to memory.
+    static constexpr int ROOM = 16 * TILE_PITCH<TILE_WIDTH> * sizeof(real);
     static constexpr int BYTES = STAGES * STAGE + WARPS * ROOM + 2 * STAGES * 8;
     static_assert(BYTES <= 227 << 10, "fewer stages");
     static_assert(AHEAD < STAGES - 1, "a stage is given back when the next step is full");
@@ -201,7 +202,7 @@ template <int FORM> struct GroupedConsumer {
     typedef GroupedSizes G;
     const Grouped &f;
     const unsigned char *stages;
-    unsigned char *room;           // ROOM bytes of this warp
+    real *room;                    // ROOM bytes of this warp
     RingBarriers ring;
     int group;                     // 0 or 1
     float d[G::COLUMNS / 2];
@@ -210,22 +211,11 @@ template <int FORM> struct GroupedConsumer {
     // are `rows` rows and `columns` columns from there. 64 columns at a time pass through the room,
     // so that a warp writes whole rows of 128 bytes.
     __device__ void y_store(real *y, int ld, int rows, int columns) const {
-        int lane = threadIdx.x % WARP;
-        UNROLL for (int box = 0; box < G::COLUMNS / TILE_WIDTH; box++) {
-            UNROLL for (int i = 0; i < TILE_WIDTH / 2; i += 2) {
-                const float *two = d + box * TILE_WIDTH / 2 + i;
-                int row = lane / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + lane % 4 * 2;
-                *reinterpret_cast<__nv_bfloat162 *>(tile_at(room, row, column)) =
-                    __floats2bfloat162_rn(f.e.c * two[0], f.e.c * two[1]);
-            }
-            __syncwarp();
-            UNROLL for (int i = 0; i < 4; i++) {
-                int row = lane / 8 + 4 * i, at = lane % 8 * 8, column = box * TILE_WIDTH + at;
-                if (row < rows && column < columns)
-                    pack_store(y + (int64_t)row * ld + column,
-                               pack_load((const real *)tile_at(room, row, at)));
-            }
-            __syncwarp();
+        UNROLL for (int column = 0; column < G::COLUMNS; column += TILE_WIDTH) {
+            Strips<1, TILE_WIDTH> sums;
+            UNROLL for (int i = 0; i < TILE_WIDTH / 2; i++)
+                sums.v[0][i] = f.e.c * d[column / 2 + i];
+            rows_store(y + column, ld, rows, room, sums, columns - column);
         }
     }
 
@@ -304,7 +294,7 @@ grouped_sm90_kernel(const __grid_constant__ GroupedMaps maps, Grouped f, int til
     }
     registers_take<G::CONSUMERS_OWN>();
     unsigned char *room = rooms + (threadIdx.x / WARP - WARPGROUP / WARP) * G::ROOM;
-    GroupedConsumer<FORM>{f, stages, room, ring, group, {}}.run(tiles);
+    GroupedConsumer<FORM>{f, stages, reinterpret_cast<real *>(room), ring, group, {}}.run(tiles);
 #endif
 }
 

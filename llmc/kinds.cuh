@@ -82,7 +82,8 @@ static Four compare_sums(const T *x, const T *y, int64_t n, float size, Gpu *gpu
     return all;
 }
 
-// Whether x is y, but for rounding; *error grows to their normalized mean squared error.
+// Whether x equals y up to rounding. *error: raised to their normalized mean squared error, if that
+// is larger.
 template <typename T>
 static bool compare(const T *x, const T *y, int64_t n, double *error, Gpu *gpu) {
     Four sums = compare_sums(x, y, n, 0, gpu);

@@ -32,8 +32,8 @@
 // The epilogue is the library's name for what follows a product in the same kernel: the bias, GELU
 // (which also writes pre, the "auxiliary" matrix), and the derivative of GELU. If the library has
 // no such kernel, or a slower one with GELU (matmul_or), the plain product runs, then a small
-// kernel of ours. db always has kernels of ours: the library's epilogue for it, BGRADB, also reads
-// dy once more.
+// kernel of ours. db always has kernels of ours: BGRADB, the library's epilogue for it, would read
+// dy once more, too.
 //
 // A plan holds the descriptors of one product and the algorithm chosen for it. It is made at the
 // product's first use and kept. The algorithm is the library's first guess, or, while `tuning`, the
@@ -91,7 +91,7 @@ struct Plan {
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t a, b, d;
     cublasLtMatmulAlgo_t algo;
-    bool found;                // the library has an algorithm
+    bool found;                // false: two kernels, as the library has none or a slower one
     bool keep;                 // it was timed, or read from a file
 };
 
@@ -142,7 +142,7 @@ static const struct {
     {CUBLASLT_EPILOGUE_DGELU, "gelu backward"},
 };
 
-// k: the product, where the call is about one.
+// k: the product; all 0 where the call is about none.
 static inline void lt_check(cublasStatus_t status, const char *call, PlanKey k = {}) {
     CHECK(status == CUBLAS_STATUS_SUCCESS,
           "%s: %s, for D[%lld, %lld] = op(A) op(B) with k %lld, transposed %d %d, epilogue %s\n"

@@ -157,7 +157,8 @@ router_forward_kernel(Router r) {
 }
 
 // One block. Sums the chunks into loads and shares, and from the loads computes the first row of
-// each expert and the tiles of rows, at most `bound`. Loads are whole numbers below 2^24.
+// each expert and the list of tiles of rows: `bound` entries, -1 where no expert needs one. Loads
+// are whole numbers below 2^24.
 static __global__ void __launch_bounds__(PLAN_THREADS)
 router_plan_kernel(Router r, int bound) {
     SHARED_DYNAMIC(int, row);
@@ -238,7 +239,8 @@ static inline void router_forward(Router r, Gpu *gpu) {
 // the gates of the chosen experts, and is 0 for the others. The gradients of the losses are
 // multiplied by dloss, the gradient of the micro-batch's mean loss.
 
-// A warp takes a token. Its lanes share u: the gradient of a gate goes to any lane's expert.
+// A warp takes a token. u [E], in shared memory, is the gradient of its scores; the lane that adds
+// a gate's part need not be the one that owns the expert.
 static __global__ void __launch_bounds__(ROUTER_THREADS)
 router_backward_kernel(real *dz, const wide *dgate, Router r, float dloss) {
     SHARED_DYNAMIC(float, shared);
@@ -533,7 +535,7 @@ template <int FORM> struct Panels {
 struct Tile {
     int expert;                // -1: no expert needs this tile
     int row, column;           // its first
-    int row_end, column_end;   // of the whole result
+    int row_end, column_end;   // of the expert's rows (WEIGHT: of dW_e), and of the whole result
     int depth, first;          // length of the sum; WEIGHT: its first row
 };
 
@@ -556,9 +558,9 @@ template <int FORM> __device__ Tile tile_of(const Grouped &f) {
     return t;
 }
 
-// The beginnings of the lines that a thread copies, as far as it knows them before a step. Lines
-// along the depth are the same in every step; nullptr stands for zeros. WEIGHT looks up the rows of
-// x (from depth `k` on) one step ahead, so no copy waits for an index.
+// Where the lines that a thread copies begin; nullptr stands for zeros. Lines along the depth are
+// the same in every step. WEIGHT copies other rows of x in each (from depth `k` on), and looks
+// them up one step ahead, so no copy waits for an index.
 struct PanelLines {
     const real *left[COPIES], *right[COPIES];
     int x_row[COPIES];

@@ -66,7 +66,7 @@ muon_momentum_kernel(double *partial, Arenas t, UpdateEntry e, int64_t size,
     if (threadIdx.x == 0) partial[blockIdx.y * gridDim.x + blockIdx.x] = sum;
 }
 
-// x = u / |u|. A thread adds up one piece of |u|^2, so there are no more pieces than threads.
+// x = u / |u|. For |u|^2 a thread reads one piece, so there are no more pieces than threads.
 static __global__ void __launch_bounds__(UPDATE_THREADS)
 muon_start_kernel(real *x, const double *partial, Arenas t, UpdateEntry e, int64_t size,
                   const UpdateState *state, float mu) {

@@ -193,10 +193,10 @@ __device__ inline Floats gain_load(const Norm &gain, int j) {
     return (float)gain.site.scale * floats_load(w + j);
 }
 
-// Walks down this thread's columns, from j on, in the rows of chunk blockIdx.y of expert
-// blockIdx.z: use(row, j, v, x, g, sum) with the packs v of `from`, x of `x` (zeros if nullptr) and
-// g of the gain. It changes v, which goes to `to`, and adds to sum; factor * scale * sum goes to
-// partial [chunks, experts, gains] unless nullptr.
+// Each thread walks down one pack of columns, from j on, through the rows of its chunk (blockIdx.y)
+// and expert (blockIdx.z). For each row it calls use(row, j, v, x, g, sum): v is a pack of `from`,
+// x one of `x` (zeros if nullptr), g one of the gain. use changes v, which goes to `to`, and adds
+// to sum. At the end factor * scale * sum goes to partial [chunks, experts, gains], unless nullptr.
 template <typename Use>
 __device__ void gain_columns(real *to, const real *from, const real *x, const Norm &gain,
                              float *partial, float factor, Use use) {

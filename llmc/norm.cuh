@@ -97,8 +97,8 @@ static inline void team_launch(int packs, F launch) {
     constexpr int HELD = First::THREADS * First::PACKS;
     if (packs <= HELD) return launch(First());
     if constexpr (sizeof...(Wider) > 0) return team_launch<Wider...>(packs, launch);
-    CHECK(false, "a norm over %d times 16 bytes; expected at most %d\n"
-          "  -> a smaller --width or --ffn", packs, HELD);
+    CHECK(false, "a norm over more values than a block of threads holds\n"
+          "  -> a smaller --width or --ffn, or fewer --heads");
 }
 
 // Calls body(line, width) for each line of this team. Teams of a block stay together: one that has
@@ -283,10 +283,6 @@ static inline void add_norm_forward(AddNorm f, Gpu *gpu) {
     Norm none = {}, out = f.out ? *f.out : none, next = f.next ? *f.next : none;
     const Norm *shape = next.site.on || !f.out ? &next : &out;
     Lines lines = norm_lines(shape);
-    if (!out.site.on && !next.site.on) {
-        int64_t count = shape->n * shape->site.groups * lines.width;
-        return scale_add(f.s, f.y, 1, f.skip, f.a, count, gpu);
-    }
     bool dyt = out.site.on == DYT || next.site.on == DYT;
     norm_launch(lines.width, dyt, [&](auto team, auto tanh) {
         typedef decltype(team) TEAM;

@@ -58,11 +58,13 @@ static inline QkvPlaces qkv_row(real *row, int NH, int KV, int QK, int HS) {
 // The table of angles [T, R / 2], computed in double on the host.
 static inline void rotary_table(float2 *host, int T, const Model *m) {
     int R = rotary_size(m);
-    for (int t = 0; t < T; t++)
-        for (int i = 0; i < R / 2; i++) {
-            double angle = t * rope_rate(m, i, R);
+    for (int i = 0; i < R / 2; i++) {
+        double rate = rope_rate(m, i, R);
+        for (int t = 0; t < T; t++) {
+            double angle = t * rate;
             host[(int64_t)t * (R / 2) + i] = {(float)cos(angle), (float)sin(angle)};
         }
+    }
 }
 
 // ------------------------------------------------------------------------------------------ parts

@@ -320,7 +320,6 @@ void get_state(double *to, const UpdateState *state) {
     to[2] = state->clip_factor;
     to[3] = state->applied;
 }
-// entries may be nullptr with a count of 1: the whole arenas.
 void run_gradient_square(UpdateState *state, const UpdateEntry *entries, Int count) {
     gradient_square(&state->sums[SUM_SQUARE], arenas, entries, count, gpu);
 }

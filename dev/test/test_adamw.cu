@@ -122,7 +122,7 @@ static int gaps_touched(const Toy &toy, const HostFloats &x) {
 // A whole step of one process.
 static void adamw_step(Arenas t, const UpdateEntry *entries, int count, UpdateState *state,
                        AdamWStep step, Gpu *gpu) {
-    gradient_square(&state->sums[SUM_SQUARE], t, nullptr, 1, gpu);
+    gradient_square(&state->sums[SUM_SQUARE], t, entries, count, gpu);
     adamw_apply(t, entries, count, state, step, gpu);
 }
 
@@ -220,7 +220,8 @@ GPU_TEST(cuda_adamw_refused) {
     toy_gradients(toy, d);
     toy_sums(toy, 0, 0);
     adamw_step(toy.t, toy.entries, TENSORS, toy.state, toy_step(1, 1, 1), test_gpu());
-    const int64_t places[] = {0, toy.host[1].offset, toy.host[7].offset + toy.host[7].size - 1,
+    const int64_t places[] = {toy.host[0].offset, toy.host[1].offset,
+                              toy.host[7].offset + toy.host[7].size - 1,
                               toy.host[9].offset + 126};
     for (int64_t at : places) {
         HostFloats spoiled = d;
@@ -334,13 +335,17 @@ GPU_TEST(cuda_gradient_square) {
         d.resize((size_t)CEIL_DIV(size, FOUR) * FOUR, 1e3);  // a gap that must not count
         wide *device = device_copy<wide>(&d);
         for (int64_t i = 0; i < size; i++) sum += d[i] * d[i];
-        gradient_square(square, Arenas{nullptr, nullptr, nullptr, nullptr, device, size}, nullptr,
+        UpdateEntry entry = {}, *entries;
+        entry.size = size;
+        cudaCheck(cudaMalloc((void **)&entries, sizeof entry));
+        cudaCheck(cudaMemcpy(entries, &entry, sizeof entry, cudaMemcpyHostToDevice));
+        gradient_square(square, Arenas{nullptr, nullptr, nullptr, nullptr, device, size}, entries,
                         1, test_gpu());
         cudaCheck(cudaDeviceSynchronize());
         cudaCheck(cudaMemcpy(&got, square, sizeof got, cudaMemcpyDeviceToHost));
         EXPECT(fabs(got - sum) <= 2e-13 * sum, "squares of %d: %.17g, expected %.17g", (int)size,
                got, sum);
-        cudaFree(device);
+        cudaFree(device), cudaFree(entries);
     }
     cudaFree(square);
 }

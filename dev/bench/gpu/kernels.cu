@@ -416,7 +416,7 @@ static void time_update(Bench *b) {
     AdamWStep step = {0.9f, 0.95f, 1e-8f, 1, 1, 1, 0, 1, 0, 0};
     measure(b, "gradient norm, AdamW", 0,
             (double)total * (32 + (sizeof(real) == sizeof(float) ? 0 : sizeof(real))), [=] {
-                gradient_square(&state->sums[SUM_SQUARE], arenas, nullptr, 1, &b->gpu);
+                gradient_square(&state->sums[SUM_SQUARE], arenas, entries, 1, &b->gpu);
                 adamw_apply(arenas, entries, 1, state, step, &b->gpu);
             });
     leave_rooms(b);

@@ -83,8 +83,7 @@ def adamw(t, what, lines=False, clip=1.0, is_stochastic=0, refused=None, shards=
     state, seen = t.put(np.zeros(t.gpu.ask("state_bytes"), np.uint8)), np.zeros(4)
     f.set_step(max_ce, max_norm)
     t.call("set_state", state, sums, 0.0, 0.0)
-    t.call("run_gradient_square", state, f.entries if shards else None,
-           len(ENTRIES) if shards else 1)
+    t.call("run_gradient_square", state, f.entries, len(ENTRIES))
     t.call("run_adamw", f.entries, len(ENTRIES), state)
     t.call("run_normalize", f.entries, len(ENTRIES), state)
     t.call("get_state", seen, state)
@@ -169,7 +168,7 @@ def muon(t, count, rows, cols, refused=False):
     t.call("set_muon", entry, scale)
     state = t.put(np.zeros(t.gpu.ask("state_bytes"), np.uint8))
     t.call("set_state", state, np.nan if refused else 3.0, 0.0, 0.0)
-    t.call("run_gradient_square", state, None, 1)
+    t.call("run_gradient_square", state, entry, 1)
     t.call("run_adamw", entry, 1, state)             # decides about the step, and leaves the entry
     k = min(rows, cols)
     x, sums = t.empty(size), t.empty(3, F64)
