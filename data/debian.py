@@ -16,6 +16,7 @@ import os
 import re
 import subprocess
 import tarfile
+import zlib
 
 import hub
 from vocabulary import Refusal
@@ -269,7 +270,7 @@ def entries(path, wanted):
             headword, place, length = line.decode(errors="replace").split("\t")[:3]
             if not headword.startswith("00"):
                 places.add((number(place), number(length)))
-    except (OSError, EOFError, ValueError) as error:
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise Refusal(f"{os.path.basename(path)}: expected a dictionary of dictd's, found: {error}"
                       "\n  -> another release; report it") from None
     for place, length in sorted(places):

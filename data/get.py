@@ -152,7 +152,7 @@ def get_ready(source, folder, count):
 
 def find_files(name, args, out):
     """The files of a dataset, or those that the user names: for training and for validation (None:
-    a part of the former). What is named for validation is not trained on."""
+    a part of the former). Files named for validation are not trained on."""
     kept = os.path.join(out, hub.PARTS)
     if name is None:
         val = texts.find(args.val, out, kept) if args.val else None
@@ -183,7 +183,8 @@ def get_text(name, folder, vocabulary, args, train, val):
         splits = {split: [texts.Range(file, args.column) for file in files]
                   for split, files in (("train", train), ("val", val))}
     limited, width = "train" if splits["train"] else "val", vocabulary.dtype().itemsize
-    sizes = {split: sum(part.bytes() for part in ranges) // 4 * width      # 4 bytes a token
+    each = 1 if vocabulary.size == 256 else 4                # bytes of text a token
+    sizes = {split: sum(part.bytes() for part in ranges) // each * width
              for split, ranges in splits.items()}
     if args.tokens:
         sizes[limited] = min(sizes[limited], width * args.tokens)
@@ -307,7 +308,8 @@ def get_shards(name, args, vocabulary, folder):
     remote = name or len(on_hub(args)) == len(args.what) + len(args.val or [])
     if not (remote and folder.complete()):                 # what is complete needs no request
         train, val = find_files(name, args, folder.path)
-        marks = "".join(file.mark() for file in [*train, *(val or [])])
+        marks = "\nvalidation\n".join("".join(file.mark() for file in files)
+                                      for files in (train, val) if files is not None)
         folder.same_text(f"{len(train) + len(val or [])} files "
                          f"{hashlib.sha256(marks.encode()).hexdigest()[:16]}")
         if not folder.complete():

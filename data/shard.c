@@ -46,9 +46,6 @@ typedef struct {
     uint16_t buffer[BUFFER_TOKENS];  // tokens as they lie in the file: uint16, little-endian
 } Writer;
 
-// Continuation bytes still due, and the range of the next one.
-typedef struct { int due; unsigned char low, high; } Utf8;
-
 // Bytes of text, and seconds on the monotonic clock: of the start and of the last line printed.
 typedef struct { int64_t total, done; double start, last; bool terminal; } Progress;
 
@@ -80,12 +77,10 @@ static void add_document(Documents *d, const char *path, int64_t bytes) {
     d->bytes += bytes;
 }
 
-// A filter for scandir: hidden files are skipped.
-static int visible(const struct dirent *entry) { return entry->d_name[0] != '.'; }
-
-// In a folder of text, shards are skipped: it may contain the DIR of an earlier run.
+// A filter for scandir: hidden files are skipped, and shards, because a folder of text may contain
+// the DIR of an earlier run.
 static int maybe_text(const struct dirent *entry) {
-    return visible(entry) && !shard_named(entry->d_name);
+    return entry->d_name[0] != '.' && !shard_named(entry->d_name);
 }
 
 // Appends a file, or all files of a folder and of its folders in the order of their names. named:
@@ -224,41 +219,17 @@ static void prepare_folder(const char *dir) {
           "  -> mkdir -p the folder above it, or another --out",
           dir, strerror(errno));
     struct dirent **entries;
-    int n = scandir(dir, &entries, visible, alphasort);
+    int n = shard_scan(dir, &entries);
     CHECK(n >= 0, "%s: expected a folder for the shards, found: %s\n  -> another --out", dir,
           strerror(errno));
-    for (int i = 0; i < n; i++) {  // training would read old and new .bin files as one text
-        CHECK(!shard_named(entries[i]->d_name),
-              "%s: expected a folder without shards, found %s\n"
-              "  -> remove the old *.bin files, or another --out",
-              dir, entries[i]->d_name);
-        free(entries[i]);
-    }
+    CHECK(!n,  // training would read old and new .bin files as one text
+          "%s: expected a folder without shards, found %s\n"
+          "  -> remove the old *.bin files, or another --out",
+          dir, entries[0]->d_name);
     free(entries);
 }
 
 // ---- the text
-
-// Takes the next byte of text; false: it is not valid UTF-8. The range of a character's second byte
-// excludes overlong forms (E0, F0), surrogates (ED) and numbers beyond U+10FFFF (F4): RFC 3629,
-// section 4.
-static bool utf8_next(Utf8 *u, unsigned char c) {
-    if (u->due) {  // a continuation byte: 80 to BF, after some first bytes fewer
-        bool ok = c >= u->low && c <= u->high;
-        u->due--;
-        u->low = 0x80;
-        u->high = 0xBF;
-        return ok;
-    }
-    u->due = (c >= 0x80) + (c >= 0xE0) + (c >= 0xF0);
-    u->low = 0x80;
-    if (c == 0xE0) u->low = 0xA0;
-    if (c == 0xF0) u->low = 0x90;
-    u->high = 0xBF;
-    if (c == 0xED) u->high = 0x9F;
-    if (c == 0xF4) u->high = 0x8F;
-    return c < 0x80 || (c >= 0xC2 && c <= 0xF4);  // C0, C1 begin overlong forms only
-}
 
 // On a terminal one line that is overwritten every second; otherwise a line every ten seconds.
 static void show_progress(Progress *p) {
@@ -296,8 +267,7 @@ static void refuse_text(Writer *w, const char *path, int64_t offset, bool nul) {
 
 // Writes one document. cut: the byte of the whole text, counted over all documents, where
 // validation begins.
-static void write_document(Writer *w, const Document *doc, int64_t cut, unsigned char *chunk,
-                           Progress *p) {
+static void write_document(Writer *w, const Document *doc, int64_t cut, char *chunk, Progress *p) {
     FILE *in = fopen(doc->path, "rb");
     if (!in) discard_shards(w);
     CHECK(in,
@@ -305,39 +275,40 @@ static void write_document(Writer *w, const Document *doc, int64_t cut, unsigned
           "  -> check its permissions, or leave it out",
           doc->path, strerror(errno));
     int64_t before = p->done, at = 0;  // bytes of the documents before, and of this one
-    int64_t character = 0;             // the first byte of the character that is being read
-    Utf8 state = {0, 0, 0};
+    size_t rest = 0;                   // bytes of a character that the last read has cut
     if (w->part == TRAIN && before >= cut) begin_validation(w);
     put_token(w, SEPARATOR);
-    for (size_t n; (n = fread(chunk, 1, READ_BYTES, in)) > 0;) {
-        for (size_t i = 0; i < n; i++, at++) {
-            if (state.due == 0) {  // only between characters may the text be cut
-                character = at;
-                if (w->part == TRAIN && before + at >= cut) {
-                    begin_validation(w);
-                    put_token(w, SEPARATOR);
-                }
+    for (size_t n; (n = fread(chunk + rest, 1, READ_BYTES - rest, in)) > 0;) {
+        size_t i = 0, length;
+        for (n += rest; i < n; i += length, at += length) {
+            length = utf8_length(chunk + i, n - i);
+            if (!length && n - i < 4) break;  // the next read may complete it
+            if (!length || chunk[i] == SEPARATOR) refuse_text(w, doc->path, at, length > 0);
+            if (w->part == TRAIN && before + at >= cut) {
+                begin_validation(w);
+                put_token(w, SEPARATOR);
             }
-            if (chunk[i] == SEPARATOR) refuse_text(w, doc->path, at, true);
-            if (!utf8_next(&state, chunk[i])) refuse_text(w, doc->path, character, false);
-            put_token(w, chunk[i]);
+            for (size_t k = 0; k < length; k++) put_token(w, (unsigned char)chunk[i + k]);
         }
+        rest = n - i;
+        memmove(chunk, chunk + i, rest);
         p->done = before + at;
         show_progress(p);
     }
     fclose(in);
     // Another size moves the cut between the splits.
-    if (at != doc->bytes) discard_shards(w);
-    CHECK(at == doc->bytes,
+    int64_t size = at + (int64_t)rest;
+    if (size != doc->bytes) discard_shards(w);
+    CHECK(size == doc->bytes,
           "%s: expected %lld bytes as at the start, found %lld\n"
           "  -> run again when nothing writes to this file",
-          doc->path, (long long)doc->bytes, (long long)at);
-    if (state.due) refuse_text(w, doc->path, character, false);  // ends within a character
+          doc->path, (long long)doc->bytes, (long long)size);
+    if (rest) refuse_text(w, doc->path, at, false);
 }
 
 // Writes all documents, the last val_fraction of their bytes as the validation split.
 static void write_text(Writer *w, const Documents *text, double val_fraction) {
-    unsigned char *chunk = check_alloc(READ_BYTES, "the buffer of a text");
+    char *chunk = check_alloc(READ_BYTES, "the buffer of a text");
     int64_t cut = (int64_t)((1.0 - val_fraction) * (double)text->bytes);  // the first byte of VAL
     double now = clock_seconds();
     Progress progress = {text->bytes, 0, now, now, isatty(STDERR_FILENO) != 0};

@@ -52,6 +52,8 @@ def lock_folder(path):
     except BlockingIOError:
         raise Refusal(f"{path}: expected to be alone, found another get.py at work there\n"
                       "  -> wait for it, or another --out") from None
+    except OSError:
+        pass                                               # a file system without locks
 
 
 class Folder:

@@ -162,7 +162,7 @@ def first_row(path):
     try:
         with open_lines(path) as stream:
             return json.loads(stream.readline(1 << 24))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 
@@ -216,7 +216,7 @@ def json_rows(file, column):
                     refuse(f"{column}: {type(text).__name__}")
                 text.encode()                              # half of a surrogate pair is no text
                 yield text
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             refuse(error)
 
 
@@ -236,9 +236,13 @@ def parquet_file(file, column):
 
 def parquet_rows(file, column):
     table = parquet_file(file, column)
-    for group in range(table.num_row_groups):
-        for text in table.read_row_group(group, [column])[column].to_pylist():
-            yield text or ""
+    try:
+        for group in range(table.num_row_groups):
+            for text in table.read_row_group(group, [column])[column].to_pylist():
+                yield text or ""
+    except (OSError, ValueError) as error:
+        raise Refusal(f"{file.name}: expected text in the column {column}, found: {error}\n"
+                      "  -> download it again, or leave it out") from None
 
 
 def text_problem(path):
@@ -286,13 +290,13 @@ def hub_files(address, kept, kind=None):
     files = hub.files(repository, revision)
     names = [name for name in sorted(files)
              if (fnmatch.fnmatchcase(name, pattern) if pattern
-                 else name.removesuffix(".gz").removesuffix(".zst").endswith(KINDS))]
+                 else re.sub(r"\.(gz|zst|bz2)$", "", name).endswith(KINDS))]
     train = [name for name in names if "train" in name]
     if not names:
         raise Refusal(f"{address}: expected {pattern or 'text, JSONL or Parquet'}, found "
                       f"{', '.join(list(files)[:9]) or 'no files'}\n"
                       "  -> another pattern, or another HF_ENDPOINT")
-    return [File(os.path.join(kept, name.replace("/", "--")), files[name], kind)
+    return [File(os.path.join(kept, f"{repository}/{name}".replace("/", "--")), files[name], kind)
             for name in (names if pattern else train or names)]
 
 

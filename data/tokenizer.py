@@ -21,7 +21,7 @@ import unicodedata
 import zlib
 
 try:
-    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 except ImportError as missing:
     if __name__ == "__main__":
         sys.exit(f"error: expected tokenizers, found: {missing}\n"
@@ -436,8 +436,13 @@ def read_files(path):
     for vocab, merges in PAIRS:
         pair_ = [os.path.join(folder, name) for name in (vocab, merges)]
         if "tokenizer.json" not in files and all(map(os.path.isfile, pair_)):
-            made = Tokenizer(models.BPE.from_file(*pair_))
+            try:
+                made = Tokenizer(models.BPE.from_file(*pair_))
+            except Exception as error:                     # the package has no narrower one
+                raise Refusal(f"{folder}: expected {vocab} and {merges} of one tokenizer, found: "
+                              f"{error}\n  -> whole copies of them") from None
             made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+            made.decoder = decoders.ByteLevel()
             made.add_special_tokens([END] if made.token_to_id(END) is not None else [])
             files["tokenizer.json"] = made.to_str()
     if "tokenizer.json" not in files:

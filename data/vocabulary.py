@@ -15,7 +15,6 @@ import numpy as np
 # GPT-2's, Radford et al. 2019
 PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 EOT = "<|endoftext|>"
-TOKENIZER_MAGIC, TOKENIZER_VERSION = 20240328, 2           # llmc/run/tokenizer.h
 LARGEST = 1 << 24                                          # --vocab in llmc/run/flags.h
 # The two files of a byte-level BPE, under either of their names.
 PAIRS = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
@@ -27,23 +26,11 @@ class Refusal(Exception):
     """A message for the user: what was expected, what was found, and "  -> what to do"."""
 
 
-def character_ranges(pattern):
-    """First and last code points of the runs that a class of characters matches, asked of the
-    tables of the package tokenizers; tiktoken's are the same."""
-    from tokenizers import Regex, pre_tokenizers
-    every = "".join(map(chr, [*range(0xD800), *range(0xE000, 0x110000)]))
-    runs = pre_tokenizers.Split(Regex(pattern + "+"), "removed", invert=True)
-    points = np.array([ord(c) for run, _ in runs.pre_tokenize_str(every) for c in run])
-    ends = np.flatnonzero(np.diff(points) != 1)
-    return np.stack([points[np.r_[0, ends + 1]], points[np.r_[ends, len(points) - 1]]],
-                    axis=1).astype("<u4")
-
-
 class Vocabulary:
     """size; separator; tokens: the bytes of each, None where they are not known; cuttable: a text
     may be cut between a newline and a visible character and no token changes."""
 
-    tokens, is_gpt2 = None, False
+    tokens = None
 
     def fingerprint(self):
         return hashlib.sha256(self.identity()).hexdigest()[:16]
@@ -60,15 +47,10 @@ class Vocabulary:
         return lengths
 
     def packed(self):
-        """(the bytes of tokenizer.bin, what the trainer cannot do with it or None). The file: a
-        header of 256 uint32, each token's length and bytes, and the ranges of the pattern's
-        character classes."""
-        classes = [character_ranges(name) for name in (r"\p{L}", r"\p{N}", r"\s")]
-        header = np.zeros(256, "<u4")
-        header[:4] = [TOKENIZER_MAGIC, TOKENIZER_VERSION, self.size, self.separator]
-        header[4:4 + len(classes)] = list(map(len, classes))
-        return (header.tobytes() + b"".join(bytes([len(t)]) + t for t in self.tokens)
-                + b"".join(ranges.tobytes() for ranges in classes)), None
+        """(the bytes of tokenizer.bin, what the trainer cannot do with it or None)."""
+        import tokenizer
+        classes = [tokenizer.runs(tokenizer.matched(name)) for name in (r"\p{L}", r"\p{N}", r"\s")]
+        return tokenizer.pack(self.tokens, self.separator, classes), None
 
 
 class Bytes(Vocabulary):
@@ -94,7 +76,7 @@ class Bytes(Vocabulary):
 class Gpt2(Vocabulary):
     """GPT-2's, from tiktoken's two files."""
 
-    cuttable, is_gpt2 = True, True
+    cuttable = True
 
     def __init__(self, encoder, merges):
         import tiktoken.load
@@ -110,7 +92,7 @@ class Gpt2(Vocabulary):
 
     def encode(self, texts):
         """The tokens of each text; no text is a special token."""
-        def encode(text):                                  # other calls die where this refuses
+        def encode(text):                                  # encode_ordinary panics at such a text
             return self.encoding.encode_to_numpy(text, allowed_special=set(),
                                                  disallowed_special=()).tolist()
         try:

@@ -1913,7 +1913,6 @@ if __name__ == "__main__":
     os.environ["HF_ENDPOINT"] = endpoint + "/"
     constants = hub.import_hub().constants
     TIMEOUT = constants.HF_HUB_DOWNLOAD_TIMEOUT = 0.5
-    vocabulary.character_ranges = functools.lru_cache(vocabulary.character_ranges)
     time.sleep, sleep = (lambda seconds: (waits.append(seconds), None)[1]
                          if threading.current_thread() is threading.main_thread()
                          and sys.argv[0] == "get.py" else sleep(seconds), time.sleep)
