@@ -655,7 +655,30 @@ static void test_mode_rows(void) {
         EXPECT(r->fin || r->ffn.post, "%s: an un-normed stream reaches the head", r->name);
         EXPECT(!r->init || init_find(r->init) < INIT_COUNT, "%s: no initialization %s", r->name,
                r->init);
+        EXPECT((r->q == L2) == (r->k == L2), "%s: nGPT's norm on one of q and k", r->name);
     }
+}
+
+// Layers that share a copy of an activation need equal room in it.
+static void test_mode_copies(void) {
+    Setup setup = {.B = 2, .T = 8, .recompute = RECOMPUTE_ON};
+    for (int mode = 0; mode < MODE_COUNT; mode++)
+        for (int sdd = 0; sdd < (MODES[mode].sdd ? SDD_COUNT : 1); sdd++)
+            for (int family = 0; family < FAMILIES; family++)
+                for (int threads = 0; threads < 2; threads++) {  // 0: the GPU's table
+                    Case c = make_case(mode, family, sdd);
+                    c.m.swiglu = family != FAMILY_GPT2;
+                    Sizes s = sizes_make(&c.m, &setup, threads, 1);
+                    ActRow rows[2][ACT_COUNT];
+                    for (int l = 1; l < c.m.L; l++) {
+                        for (int k = 0; k < 2; k++) act_rows(rows[k], &c.m, &s, l - k);
+                        for (int id = 0; id < ACT_COUNT; id++)
+                            EXPECT(rows[0][id].copies > 1 || rows[0][id].size == rows[1][id].size
+                                       || !rows[0][id].exists || !rows[1][id].exists,
+                                   "%s: %s of layers %d and %d differ", c.name, rows[0][id].field,
+                                   l - 1, l);
+                    }
+                }
 }
 
 // ------------------------------------------------------------------------------------- invariances
@@ -1062,6 +1085,7 @@ static const struct { const char *name; void (*run)(void); } TESTS[] = {
     {"muon_trains", test_muon_trains},
     {"refused_steps", test_refused_steps},
     {"distinct", test_distinct},
+    {"mode_copies", test_mode_copies},
     {"invariance", test_invariance},
     {"causality", test_causality},
     {"documents", test_documents},

@@ -430,8 +430,8 @@ static void attention_forward(real *c, real *peak, real *lse, const real *q, con
 
 // With P = exp(S - lse) and D = rowsum(dC * C):
 //   dV = P^T dC    dP = dC V^T    dS = P * (dP - D)    dQ = scale dS K    dK = scale dS^T Q
-// first: this head is the first of its group to write dk and dv.
-static void head_backward(Head d, Head x, const real *lse, real *P, AttnShape s, bool first) {
+// first_head: this one is the first of its group to write dk and dv.
+static void head_backward(Head d, Head x, const real *lse, real *P, AttnShape s, bool first_head) {
     real *dS = P + ATTN_BLOCK * ATTN_BLOCK, D[ATTN_BLOCK];
     for (int64_t t0 = 0; t0 < s.T; t0 += ATTN_BLOCK) {
         int64_t rows = least(s.T - t0, ATTN_BLOCK);
@@ -443,8 +443,8 @@ static void head_backward(Head d, Head x, const real *lse, real *P, AttnShape s,
             for (int j = 0; j < s.HS; j++) sum += dc_t.p[i * dc_t.rs + j] * c_t.p[i * c_t.rs + j];
             D[i] = sum;
         }
-        int64_t first_j = first_block(x, t0);
-        for (int64_t j0 = first_j; j0 < t0 + rows; j0 += ATTN_BLOCK) {
+        int64_t first = first_block(x, t0);
+        for (int64_t j0 = first; j0 < t0 + rows; j0 += ATTN_BLOCK) {
             int64_t keys = least(t0 + rows - j0, ATTN_BLOCK);
             View k_j = part(x.k, j0, 0), dk_j = part(d.k, j0, 0);
             View v_j = part(x.v, j0, 0), dv_j = part(d.v, j0, 0);
@@ -461,9 +461,9 @@ static void head_backward(Head d, Head x, const real *lse, real *P, AttnShape s,
                 for (int64_t j = seen; j < keys; j++) dS_i[j] = 0;
             }
             // The block on the diagonal is the first to reach these keys: it SETs their gradients.
-            int add = !first || t0 > j0;
+            int add = !first_head || t0 > j0;
             gemm(dv_j, transpose(seen_P), dc_t, keys, s.HS, rows, 1, add);
-            gemm(dq_t, seen_dS, k_j, rows, s.QK, keys, s.scale, j0 > first_j);
+            gemm(dq_t, seen_dS, k_j, rows, s.QK, keys, s.scale, j0 > first);
             gemm(dk_j, transpose(seen_dS), q_t, keys, s.QK, rows, s.scale, add);
         }
     }
@@ -996,7 +996,8 @@ static void attn_branch_forward(const Block *b, real *y, const real *u) {
     linear_forward(y, c, b->w.wo, b->w.wo_b, linear_shape(b, m->C, m->NH * m->HS, 1));
 }
 
-// dq, dk, dv and dc first hold the gradients after the norms of filled slots, then those before.
+// dq, dk, dv and dc are first the gradients of what the norms of filled slots return, then of what
+// these read.
 // add: ADD if the slot `in` is empty; du is then the stream's dx.
 static void attn_branch_backward(const Block *b, real *du, real *dy, const real *u, int add) {
     const Model *m = b->m;
@@ -1070,7 +1071,10 @@ static void mlp_backward(const Block *b, real *du, real *dy, const real *u, int 
 
 // The block as mlp_forward sees it for routed expert e. Its matrices and gains follow those of the
 // experts before it; its rows begin at start[e]. Here the fields of the dense and shared ffn (wg,
-// hidden, shared_out, gu, h, sy) stand for the expert's own. Experts have no biases.
+// hidden, shared_out, gu, h, sy) stand for the expert's own. Experts have no biases. EXPERT: field
+// and its gradient are those of b's `of`, from `offset` on.
+#define EXPERT(value, grad, field, of, offset) \
+    x.value.field = at(b->value.of, offset), x.grad.field = at(b->grad.of, offset)
 static Block expert_block(const Block *b, int e) {
     Block x = *b;
     const Site *hidden = &b->p.expert_hidden, *out = &b->p.expert_out;
@@ -1080,21 +1084,17 @@ static Block expert_block(const Block *b, int e) {
     x.p.F = F;
     x.p.hidden = *hidden;
     x.p.shared_out = *out;
-    x.w.wg_b = x.w.wu_b = x.w.wd_b = NULL;  // those of the ffn beside the experts
-    x.dw.wg_b = x.dw.wu_b = x.dw.wd_b = NULL;
-    x.w.wg = at(b->w.xg, matrix), x.dw.wg = at(b->dw.xg, matrix);
-    x.w.wu = at(b->w.xu, matrix), x.dw.wu = at(b->dw.xu, matrix);
-    x.w.wd = at(b->w.xd, matrix), x.dw.wd = at(b->dw.xd, matrix);
-    x.w.hidden_w = at(b->w.expert_hidden_w, inner);
-    x.dw.hidden_w = at(b->dw.expert_hidden_w, inner);
-    x.w.shared_out_w = at(b->w.expert_out_w, outer);
-    x.dw.shared_out_w = at(b->dw.expert_out_w, outer);
+    EXPERT(w, dw, wg, xg, matrix);
+    EXPERT(w, dw, wu, xu, matrix);
+    EXPERT(w, dw, wd, xd, matrix);
+    EXPERT(w, dw, hidden_w, expert_hidden_w, inner);
+    EXPERT(w, dw, shared_out_w, expert_out_w, outer);
+    EXPERT(a, d, gu, xgu, row * GU);
+    EXPERT(a, d, gun, xgun, row * GU);
+    EXPERT(a, d, h, xh, row * F);
+    EXPERT(a, d, sy, xy, row * C);
     x.a.hidden_rstd = at(b->a.expert_hidden_rstd, row * hidden->groups);
     x.a.shared_out_rstd = at(b->a.expert_out_rstd, row);
-    x.a.gu = at(b->a.xgu, row * GU), x.d.gu = at(b->d.xgu, row * GU);
-    x.a.gun = at(b->a.xgun, row * GU), x.d.gun = at(b->d.xgun, row * GU);
-    x.a.h = at(b->a.xh, row * F), x.d.h = at(b->d.xh, row * F);
-    x.a.sy = at(b->a.xy, row * C), x.d.sy = at(b->d.xy, row * C);
     return x;
 }
 
@@ -1313,7 +1313,7 @@ static void block_recompute(const Block *b, real *x) {
 // Statistics of layers (LayerStats in llmc/run/trainer.h) are sums over tokens, in double. Sums
 // over whole tensors are made of fixed pieces, added in order.
 
-// sum of (x - a y)^2; of x^2 where y is NULL, in a loop of its own, which is twice as fast
+// sum of (x - a y)^2, or of x^2 if y is NULL: a loop of its own is twice as fast
 static double square_sum(const real *x, const real *y, double a, int64_t size) {
     double piece[PIECES], total = 0;
 #pragma omp parallel for
@@ -1602,9 +1602,9 @@ static Loss gpt_loss(Gpt *g) {
 // ZeRO-1: reduces each shard of a tensor to the process that owns it, or broadcasts it from there.
 static void shards_start(Gpt *g, int how, int kind, const Entry *e) {
     for (int rank = 0; rank < g->processes; rank++) {
-        Part part = entry_part(e, rank, g->processes);
-        real *shard = g->tensors[kind] + e->offset + part.first;
-        comm_start(g->comm, how, shard, part.size, sizeof(real), rank);
+        Part own = entry_part(e, rank, g->processes);
+        real *shard = g->tensors[kind] + e->offset + own.first;
+        comm_start(g->comm, how, shard, own.size, sizeof(real), rank);
     }
 }
 
@@ -1734,14 +1734,14 @@ static double gpt_square(const Gpt *g) {
     int64_t begin = 0, end = 0;  // the piece so far
     double sum = 0;
     for (const Entry *e = g->layout.entries; e < g->layout.end; e++) {
-        Part part = entry_part(e, g->rank, g->processes);
-        if (!part.size) continue;
-        if (e->offset + part.first != end) {  // a gap: the piece ends
+        Part own = entry_part(e, g->rank, g->processes);
+        if (!own.size) continue;
+        if (e->offset + own.first != end) {  // a gap: the piece ends
             sum += squares(g->tensors[GRADS] + begin, end - begin);
-            begin = e->offset + part.first;
+            begin = e->offset + own.first;
         }
-        bool to_end = part.first + part.size == e->size;  // and the padding after it
-        end = e->offset + (to_end ? memory_padded(e->size) : part.first + part.size);
+        bool to_end = own.first + own.size == e->size;  // and the padding after it
+        end = e->offset + (to_end ? memory_padded(e->size) : own.first + own.size);
     }
     return sum + squares(g->tensors[GRADS] + begin, end - begin);
 }
@@ -1759,12 +1759,12 @@ typedef struct {
 } TensorShard;
 
 static TensorShard tensor_shard(Gpt *g, const Entry *e, const Optimizer *o) {
-    Part part = entry_part(e, g->rank, g->processes);
+    Part own = entry_part(e, g->rank, g->processes);
     return (TensorShard){
-        .size = part.size, .matrices = part.size ? e->muon : 0,
+        .size = own.size, .matrices = own.size ? e->muon : 0,
         .rows = e->muon ? e->row.rows / e->muon : 0, .cols = e->row.cols,
-        .w = at(gpt_tensor(g, WEIGHTS, e), part.first),
-        .d = at(gpt_tensor(g, GRADS, e), part.first),
+        .w = at(gpt_tensor(g, WEIGHTS, e), own.first),
+        .d = at(gpt_tensor(g, GRADS, e), own.first),
         .m = gpt_tensor(g, ADAM_M, e), .v = gpt_tensor(g, ADAM_V, e),
         .lr = e->muon ? o->muon_lr : o->lr[e->row.lr], .decay = o->decay[e->row.decay],
         .target = e->row.role == ROLE_GAIN ? o->gain_target : 0,
@@ -1798,9 +1798,9 @@ static void adamw_update(TensorShard s, const Optimizer *o, real clip_factor) {
 //   x = u / |u|                                             |u|: Frobenius norm
 //   5 times:  s = x x^T       x = a x + (b s + c s s) x     Newton-Schulz iteration
 //   w -= lr (scale x + decay w)                             scale: muon_scale (run/trainer.h)
-// The iteration brings each singular value of x to between 0.7 and 1.2, so x is close to the
-// nearest matrix with orthonormal rows. A matrix with more rows than columns has s = x^T x and
-// x = a x + x (b s + c s s), which is the same for its transpose.
+// The iteration brings singular values of x above 0.0014 to between 0.68 and 1.2, so x is close to
+// the nearest matrix with orthonormal rows; smaller ones grow 485 times. A matrix with more rows
+// than columns has s = x^T x and x = a x + x (b s + c s s), which is the same for its transpose.
 //   w, m, g, u, x [rows, cols]     s [k, k], k the smaller of rows and cols
 
 static const real MUON_A = 3.4445, MUON_B = -4.7750, MUON_C = 2.0315;  // Jordan's coefficients

@@ -45,9 +45,9 @@
 #include "run/util.h"
 #include "threads.h"
 
-// A matrix in memory: element (i, j) is p[i * rs + j * cs]. A band holds the elements with
-// first <= j - i <= last. Outside the band A must hold zeros, and C may hold anything afterwards:
-// gemm_packed skips blocks that lie wholly outside.
+// A matrix in memory: element (i, j) is p[i * rs + j * cs]. One of rs and cs is 1. A band holds the
+// elements with first <= j - i <= last. Outside the band A must hold zeros, and C may hold anything
+// afterwards: gemm_packed skips blocks that lie wholly outside.
 typedef struct { real *p; int64_t rs, cs, first, last; } View;
 #define FAR ((int64_t)1 << 40)
 
@@ -77,14 +77,15 @@ static inline void gemm_naive(View C, View A, View B, int64_t M, int64_t N, int6
         }
 }
 
-// Block sizes. MR, MC: rows of a block and of a tile; EVERY: units of k from one prefetch to the
-// next, some 100 cycles; FEW: how often a panel may be read where it lies.
+// AMX needs AVX-512 BF16 for packing, and Linux for permission.
 #if defined(BF16_PRODUCTS) && defined(__AVX512BF16__) && defined(__AMX_BF16__) && \
     defined(__linux__)
 #define AMX 1
 #else
 #define AMX 0
 #endif
+// VECTOR_BYTES: a register; MR, MC: rows of a block and of a tile; EVERY: units of k from one
+// prefetch to the next, some 100 cycles; FEW: how often a panel may be read where it lies.
 #if AMX
 enum { VECTOR_BYTES = 64, MR = 32, MC = 384, FEW = 0 };
 #elif defined(__AVX512F__)
@@ -230,9 +231,9 @@ INLINE void gemm_update(Vec c[MR][2], const Unit *const a[MR / 3], int64_t row, 
 
 // The loop over k, unrolled: a core that shares its decoders with another thread decodes
 // fewer instructions a cycle, and every other instruction takes the place of a multiply-add.
-// Prefetches go one cache line at a time, because many at once would wait for each other: every
-// EVERY units a line of p->ahead; in the last 2 MR units one row of `out` a unit, and some rows
-// below. If they were fetched earlier, B would push them out of the L1 cache.
+// Prefetches go one cache line at a time, because many at once would wait for each other. Every
+// EVERY units: a line of p->ahead. In each of the last units, at least 2 MR: a row of `out`, then
+// rows below it. Fetched earlier, B would push them out of the L1 cache.
 INLINE void gemm_run(const KernelArgs *p, const int rows, const bool apart) {
     Vec c[MR][2] = {0};
     const Span s = p->s;
@@ -410,15 +411,16 @@ static void gemm_tile(const Tiles *p, int64_t tile) {
 // Cuts C into tiles: for one thread as few as possible, for more the cut whose slowest thread ends
 // first. The slowest thread has the most tiles and, because threads are never equally fast, a
 // twentieth of a tile more. A tile costs its multiply-adds and its packing; packing a number
-// costs as much as PACKING multiply-adds. Both are counted per column of K.
+// costs as much as PACKING multiply-adds. Both are counted for one k.
 static inline void gemm_divide(Tiles *p, int64_t threads) {
     enum { PACKING = 8 * PER_UNIT };
     const int64_t fewest = CEIL_DIV(p->M, MC), columns = CEIL_DIV(p->N, NC);
+    const int64_t most = least(columns + 2 * threads - 1, CEIL_DIV(p->N, NR));
     int64_t best = INT64_MAX;
     p->mp = fewest, p->np = columns;
-    for (int64_t np = columns; threads > 1 && np < columns + 2 * threads; np++)
+    for (int64_t np = columns; threads > 1 && np <= most; np++)
         for (int64_t each = 1; each <= 2; each++) {  // tiles a thread, where it need not be more
-            int64_t mp = gemm_clamp(CEIL_DIV(each * threads, np), fewest, CEIL_DIV(p->M, MR));
+            int64_t mp = gemm_clamp(each * threads / np, fewest, CEIL_DIV(p->M, MR));
             int64_t tm = gemm_cut(p->M, mp, MR, 0).to, tn = gemm_cut(p->N, np, NR, 0).to;
             int64_t rounds = CEIL_DIV(mp * np, threads);
             int64_t time = (20 * rounds + 1) * (tm * tn + PACKING * (tm + tn));

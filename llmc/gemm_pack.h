@@ -36,35 +36,6 @@ static inline U32x4 bf16_bits(const real *x) {
 }
 #endif
 
-// Four units. next == 1: neighbours in k, from x[0 .. 3] (pairs: x[0 .. 7]). Otherwise four rows
-// at one unit, from x[0 .. 3], and for pairs from the next k at x[next].
-static inline Unit4 gemm_unit4(const real *x, int64_t next) {
-#ifndef BF16_PRODUCTS
-    (void)next;
-    return *(const Unit4 *)x;
-#else
-    if (PER_UNIT == 1) return (Unit4)bf16_bits(x);
-    U32x4 a = bf16_bits(x), b = bf16_bits(x + (next == 1 ? 4 : next));
-    if (next != 1) return (Unit4)(a >> 16 | b);
-    return (Unit4)(PICK(a, b, 0, 2, 4, 6) >> 16 | PICK(a, b, 1, 3, 5, 7));
-#endif
-}
-
-// One unit: x[0], and x[next] where there is one left.
-static inline Unit gemm_unit(const real *x, int64_t next, int64_t left) {
-    real one[8] = {x[0], left > 1 ? x[next] : 0};
-    return gemm_unit4(one, 1)[0];
-}
-
-// Packs a panel, one unit after another. The first `rows` of its `width` rows exist; the others
-// become 0. rs: from row to row, cs: from k to k. Columns of B: strides change places.
-NOINLINE void gemm_pack_any(Unit *dst, const real *src, int64_t rs, int64_t cs, int64_t rows,
-                            int64_t width, int64_t depth) {
-    for (int64_t k = 0; k < depth; k += PER_UNIT, dst += width)
-        for (int64_t r = 0; r < width; r++)
-            dst[r] = r < rows ? gemm_unit(src + r * rs + k * cs, cs, depth - k) : 0;
-}
-
 #if defined(__AVX512F__) && (!defined(BF16_PRODUCTS) || defined(__AVX512BF16__))
 // With 16 lanes a panel is packed in squares of 16 rows by 16 units of k, in whole registers. A
 // register holds one row, side by side in k (along), or 16 rows at one unit (across). It is made
@@ -124,7 +95,7 @@ INLINE void gemm_square(Unit *dst, int64_t apart, const real *src, int64_t rs, i
             for (int j = 0; j < DEPTH; j += LINE) __builtin_prefetch(row + DEPTH + j);
             if (i < rows) x[i] = gemm_along(gemm_some(row, depth), gemm_some(row + 16, depth - 16));
         }
-    else if (rs == 1)
+    else
 #pragma GCC unroll 16
         for (int i = 0; i < 16; i++) {
             const real *unit = src + i * PER_UNIT * cs;
@@ -133,12 +104,6 @@ INLINE void gemm_square(Unit *dst, int64_t apart, const real *src, int64_t rs, i
             if (i * PER_UNIT < depth)
                 x[i] = gemm_across(gemm_some(unit, rows), gemm_some(unit + cs, high));
         }
-    else {
-        U32x16 any[16] = {0};  // x itself has no address, and stays in registers
-        gemm_pack_any((Unit *)any, src, rs, cs, rows, 16, least(depth, DEPTH));
-#pragma GCC unroll 16
-        for (int i = 0; i < 16; i++) x[i] = any[i];
-    }
     if (along != by_row) gemm_transpose(x);
 #pragma GCC unroll 16
     for (int i = 0; i < 16; i++) *(U32x16 *)(dst + i * apart) = x[i];
@@ -174,6 +139,35 @@ NOINLINE void gemm_pack_b(Unit *dst, const real *src, int64_t rs, int64_t cs, in
 }
 
 #else
+// Four units. next == 1: neighbours in k, from x[0 .. 3] (pairs: x[0 .. 7]). Otherwise four rows
+// at one unit, from x[0 .. 3], and for pairs from the next k at x[next].
+static inline Unit4 gemm_unit4(const real *x, int64_t next) {
+#ifndef BF16_PRODUCTS
+    (void)next;
+    return *(const Unit4 *)x;
+#else
+    if (PER_UNIT == 1) return (Unit4)bf16_bits(x);
+    U32x4 a = bf16_bits(x), b = bf16_bits(x + (next == 1 ? 4 : next));
+    if (next != 1) return (Unit4)(a >> 16 | b);
+    return (Unit4)(PICK(a, b, 0, 2, 4, 6) >> 16 | PICK(a, b, 1, 3, 5, 7));
+#endif
+}
+
+// One unit: x[0], and x[next] where there is one left.
+static inline Unit gemm_unit(const real *x, int64_t next, int64_t left) {
+    real one[8] = {x[0], left > 1 ? x[next] : 0};
+    return gemm_unit4(one, 1)[0];
+}
+
+// Packs a panel, one unit after another. The first `rows` of its `width` rows exist; the others
+// become 0. rs: from row to row, cs: from k to k. Columns of B: strides change places.
+NOINLINE void gemm_pack_any(Unit *dst, const real *src, int64_t rs, int64_t cs, int64_t rows,
+                            int64_t width, int64_t depth) {
+    for (int64_t k = 0; k < depth; k += PER_UNIT, dst += width)
+        for (int64_t r = 0; r < width; r++)
+            dst[r] = r < rows ? gemm_unit(src + r * rs + k * cs, cs, depth - k) : 0;
+}
+
 // Four rows at a time where the panel is whole and contiguous one way; gemm_pack_any does the rest.
 INLINE void gemm_pack(Unit *restrict dst, const real *restrict src, int64_t rs, int64_t cs,
                       int64_t rows, const int64_t width, int64_t depth) {

@@ -11,8 +11,8 @@
 
 // INIT(id, word, sigma, out, head, beta, cut, source). Expressions may use the model's C and L, the
 // layer l and sigma.
-//   sigma   base standard deviation, of all other matrices; 0.784 / sqrt(C) is 0.02 at C = 1536,
-//           1 / sqrt(2.5 C) is sqrt(2 / (5 C)) of Nguyen and Salazar 2019
+//   sigma   standard deviation of all matrices but the two kinds below; 0.784 / sqrt(C) is 0.02 at
+//           C = 1536, 1 / sqrt(2.5 C) is sqrt(2 / (5 C)) of Nguyen and Salazar 2019
 //   out     standard deviation of output projections, which write to the residual stream
 //   head    standard deviation of an untied LM head
 //   beta    multiplies the deviation of v, gate, up and output projections (DeepNorm)

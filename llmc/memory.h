@@ -149,7 +149,7 @@ static inline EntryLines entry_lines(const Model *m, const Entry *e) {
     return role == ROLE_OUT ? columns : rows;
 }
 
-// ZeRO-1: chooses the owner of each tensor, in their order: the process with the fewest elements so
+// ZeRO-1: takes the tensors in order, and gives each to the process that has the fewest elements so
 // far. muon: --optimizer muon.
 static inline void layout_share(Layout *t, const Model *m, bool muon, int rank, int processes) {
     int64_t *load =

@@ -46,8 +46,8 @@ typedef struct {
                                               // of an output projection) is scaled to length 1;
                                               // gate, up, logits, q and k have gains; q and k are
                                               // normed after RoPE
-    int first, early;                         // the row of layer 0; of the first --mix-ratio * L
-                                              // layers; 0: this one
+    int first;                                // the row of layer 0; 0: this one
+    int early;                                // that of the first --mix-ratio * L layers; 0: this
     const char *init;                         // row of init.h for --init auto; NULL: the method
                                               // names none, and --init-baseline decides
     const char *source;

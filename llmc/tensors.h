@@ -208,7 +208,8 @@ ACT(site##_rstd, wide, copies, n, p->site.groups, 0, p->site.on == 1 || p->site.
 //   fx                 stream after the final norm
 //   z, logits          logits before (CPU) and after their gain, which the GPU applies in place
 //   logsum, losses     log-sum-exp of the logits (natural) and cross-entropy of each token
-//   *_mean, *_rstd     statistics of each norm site
+//   *_mean, *_rstd     statistics of each norm site. Layers that share a copy need equal room, and
+//                      SDD's dense layers may have one group in `hidden` where the others have two.
 #define ACT_TABLE(ACT) \
 ACT(raw,    real, 1,     n, C,           1, p->emb.on) \
 ACT(e,      real, 1,     n, C,           1, 1) \
@@ -285,7 +286,8 @@ NORM_ACTS(ACT, ctx, keep) \
 NORM_ACTS(ACT, attn_out, keep) \
 NORM_ACTS(ACT, attn_post, keep) \
 NORM_ACTS(ACT, ffn_in, keep) \
-NORM_ACTS(ACT, hidden, keep) \
+ACT(hidden_mean, wide, keep, n, up,      0, 0) \
+ACT(hidden_rstd, wide, keep, n, up,      0, p->hidden.on == 1) \
 NORM_ACTS(ACT, ffn_out, keep) \
 NORM_ACTS(ACT, ffn_post, keep) \
 NORM_ACTS(ACT, latent, keep) \

@@ -677,6 +677,9 @@ refused "--tasks, nothing"               "cannot read nowhere"        "$train" -
     --eval --tasks data,nowhere
 refused "--tasks, a folder of none"      "found none"                 "$train" --from run \
     --eval --tasks run
+works   "a text in several shards"       "$shard" --out several --shard-tokens 999 "$root/README.md"
+refused "--tasks, a later shard of a text" "begins with token 0"     "$train" --from run \
+    --eval --tasks several/train_000001.bin
 refused "--tasks twice"                  "is named task too"          "$train" --from run \
     --eval --tasks task.bin,task.bin
 refused "a completion longer than --seq" "at most --seq 2 tokens"        "$train" --from run \

@@ -92,6 +92,11 @@ check "from 1 on 4 as unbroken" alike 1e-5 SPAN-stories-1 from1-4
 check "8 sequences on 3" trains 3 on3 "$span" $small --batch 8 --steps 20
 check "8 sequences from 3 on 1" trains 1 on3 "$span" --resume required --steps 50
 check "8 sequences from 3 on 1, in its micro-batches" grep '"micro_batch": "3"' on3/config.json
+uneven() {
+    ! mpirun -np 2 "$span" $small --model olmoe-char --ffn 32 --batch 12 --micro-batch 4 \
+        --out uneven && grep -q "expected a divisor of every process's share" log
+}
+check "a balance loss over unequal micro-batches" uneven
 # Two share the memory that one has.
 memory() { "$@" --show | sed -n 's/.* needed; \([0-9.]*\) free.*/\1/p'; }
 halves() {

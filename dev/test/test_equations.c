@@ -858,7 +858,7 @@ static void test_experts(void) {
         compare(m, 7, fin, "no shared experts", NULL);
         m = olmoe, m.moe.K = m.moe.E;
         compare(m, 7, fin, "K = E", NULL);
-        m = gpt2, m.moe = deepseek.moe;
+        m = gpt2, m.moe = deepseek.moe, m.bias = 0;
         compare(m, 7, fin, "GELU", NULL);
         m = deepseek, m.moe = (Moe){0};
         compare(m, 7, fin, "without experts", NULL);

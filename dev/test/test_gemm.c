@@ -134,7 +134,7 @@ static void against_band(Product packed, const char *name) {
 // share.
 static void cut_evenly(void) {
     static const int64_t sizes[][2] = {{256, 768},  {1024, 768}, {1024, 3072}, {768, 768},
-                                       {3072, 768}, {2048, 384}, {384, 384}};
+                                       {3072, 768}, {2048, 384}, {192, 2304}, {384, 384}};
     static const int64_t threads_of[] = {2, 3, 4, 6, 8, 12, 16, 24, 32};
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
         for (size_t t = 0; t < sizeof threads_of / sizeof *threads_of; t++) {

@@ -886,6 +886,12 @@ void test_run_tokens(void) {
     EXPECT(run(PROGRAM, line) == 0 && strstr(output, "\n\n theing theing\n"),
            "and so does its checkpoint: %s", output);
     check_format(line, sizeof line,
+                 MODEL "--steps 1 --init-from %s/a/step_00000030 --data %s/silent --vocab %d "
+                       "--out %s/f", dir, dir, vocab, dir);
+    EXPECT(run(PROGRAM, line) == 0, "a run from a checkpoint: %s", output);
+    check_format(line, sizeof line, "test -f %s/f/tokenizer.bin", dir);
+    EXPECT(run(line, "") == 0, "has no tokenizer");
+    check_format(line, sizeof line,
                  " --from %s/a --sample 2 --prompt ' the' --tokenizer %s/a/config.json", dir, dir);
     expect_refused(line, "expected a tokenizer");
     check_format(line, sizeof line, MODEL "--steps 1 --data %s/silent --out %s/b", dir, dir);
@@ -1052,8 +1058,13 @@ void test_command(void) {
                output);
     }
     EXPECT(shell(PROGRAM " --config %s/a/config.json --from %s/a --eval", dir, dir) == 1
-           && strstr(output, "leave out --config, which begins a run"),
+           && strstr(output, "does not go with --config"),
            "--config and --from: %s", output);
+    EXPECT(shell(PROGRAM " --init-from %s/a --from %s/a --eval", dir, dir) == 1
+           && strstr(output, "does not go with --init-from"),
+           "--init-from and --from: %s", output);
+    EXPECT(shell(PROGRAM " --out %s/a --resume auto --show%s", dir, "") == 0
+           && !strstr(output, "no run in"), "a run is shown, not missed: %s", output);
 
     // The run's config.json holds what the run wrote, to the byte.
     static const char *const edits[][2] = {{"s/\"steps\": \"14\"/\"steps\": \"15\"/",

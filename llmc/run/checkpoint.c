@@ -204,9 +204,9 @@ bool checkpoint_latest(const char *run_dir, char *dir) {
 // the next checkpoint_begin removes the rest.
 void checkpoint_prune(int run, const char *run_dir, int64_t newest, int64_t last, int64_t every) {
     char path[PATH_CAP], aside[PATH_CAP];
-    int64_t step = newest + 1;
-    for (int64_t kept = 0; last > 0 && (step = checkpoint_step_below(run_dir, step)) >= 0; kept++) {
-        if (kept < last || (every && step % every == 0)) continue;
+    int64_t step = newest + 1, newer = 0;             // checkpoints newer than this one
+    for (; last > 0 && (step = checkpoint_step_below(run_dir, step)) >= 0; newer++) {
+        if (newer < last || (every && step % every == 0)) continue;
         const char *plain = file_name(checkpoint_path(path, run_dir, step));
         const char *temp = file_name(step_path(aside, run_dir, TEMP, step));
         bool ok = renameat(run, plain, run, temp) == 0 && folder_remove(run, temp);

@@ -77,7 +77,8 @@ static void refuse_pairs(const FlagSet *set, const Mode *mode) {
          "a longer schedule or a shorter warmup"},
         // --from reads a run, and trains and writes nothing.
         {from && !f->eval && !f->sample, FLAG_from, FLAG_sample, "--eval, or --sample TOKENS"},
-        {from && *f->config, FLAG_from, FLAG_config, "leave out --config, which begins a run"},
+        {from && *f->config, FLAG_from, FLAG_config, "leave it out: it begins a run"},
+        {from && set->by[FLAG_init_from] == BY_USER, FLAG_from, FLAG_init_from, "one of them"},
         {from && *f->out, FLAG_from, FLAG_out,
          "leave out --out: no run is written; to continue training: --out RUN --resume required"},
         {f->skip_spikes && !f->spike_z, FLAG_skip_spikes, FLAG_spike_z, "--spike-z 10"},
@@ -459,8 +460,10 @@ bool flags_resolve(FlagSet *set, const Trainer *t, int argc, char **argv) {
     long long before = schedule_end(&set->f);
     flags_override(set, &given, found);
     long long end = schedule_end(&set->f);
+    // The checkpoint that was found, even if the run writes another one meanwhile.
+    if (*f->from) flag_set(set, &FLAGS[FLAG_from], base, BY_USER);
     // These notes reveal a mistyped --out or --steps.
-    if (*f->out && f->resume && !found)
+    if (*f->out && f->resume && !found && !f->show)
         printf("resume: no run in %s yet; a new one begins: %s on %s\n", f->out, set->f.model,
                *set->f.data ? set->f.data : "the built-in stories");
     if (resuming && end != before)

@@ -26,7 +26,7 @@ enum { SHARD_MAGIC_32 = 20240801, SHARD_VERSION_32 = 7 };
 // Words of the header.
 enum { SHARD_MAGIC, SHARD_VERSION, SHARD_TOKENS, SHARD_VOCAB, SHARD_BYTES, SHARD_WORDS };
 
-// Tokens of the built-in corpus: a power of two are inputs, and the last one is only a target.
+// Tokens of the built-in corpus: a power of two are inputs; one more is the target of the last.
 // Generating an epoch takes a tenth of a second at its start.
 enum { CORPUS_TRAIN_TOKENS = (1 << 21) + 1, CORPUS_VAL_TOKENS = (1 << 17) + 1, CORPUS_VOCAB = 256 };
 

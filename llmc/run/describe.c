@@ -113,7 +113,8 @@ static char *memory_advice(char text[ADVICE_CAP], const Run *r, double limit) {
 
 // Chooses the micro-batch: as many sequences of a process's share of the batch as fit into memory.
 // The run's flags keep the number, so that a run that is resumed elsewhere computes the same bits.
-// A --micro-batch is never changed. Nor is the whole share if --balance-loss is defined over it.
+// A --micro-batch is never changed. Nor is the whole share if a --balance-loss in training is
+// defined over it.
 void memory_choose(Run *r) {
     const Flags *f = r->f;
     Setup *setup = &r->setup;
@@ -122,11 +123,11 @@ void memory_choose(Run *r) {
     double free_bytes = r->t->free_bytes(&r->m, setup), needed = memory_needed(r, setup);
     bool given = f->micro_batch && (r->training || r->set.by[FLAG_micro_batch] == BY_USER);
     // NAN, unknown, compares as false: then all fits.
-    bool chooses = !given && !(f->experts && f->balance_loss > 0);
+    bool chooses = !given && !(r->training && f->experts && f->balance_loss > 0);
     int B = chooses && needed > free_bytes ? memory_fitting(r, *setup, free_bytes) : setup->B;
-    double smallest = -B;
-    comm_all_reduce(&r->comm, &smallest, 1, COMM_MAX);       // the same for all processes
-    B = -smallest;
+    double negated = -B;                                     // its maximum belongs to the least B
+    comm_all_reduce(&r->comm, &negated, 1, COMM_MAX);
+    B = -negated;
     if (B && B < setup->B) {
         printf("micro-batches of %d sequences, as many as fit into %.2f GiB\n", B,
                free_bytes / gib);

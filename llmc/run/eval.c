@@ -112,7 +112,7 @@ static int64_t read_example(Task *t, const char *path, int64_t at, const TaskRea
               "  -> a larger --seq, or --tasks without this file", path, r->T, row->scored);
         row->length = has_lengths ? task_token(t, at + i) : completion_length(t, row, r->tokenizer);
     }
-    if (!has_lengths && !r->tokenizer->count && !t->examples)
+    if (t->kind == TASK_CHOICE && !has_lengths && !r->tokenizer->count && !t->examples)
         printf("note: %s does not have the lengths of completions, and no tokenizer.bin was found: "
                "acc_norm divides by tokens, as llm.c does\n  -> --tokenizer FILE\n", t->name);
     t->examples++;
@@ -165,8 +165,13 @@ static void read_text(Task *t, const char *path, const TaskReader *r) {
     t->tokens = shard.tokens;
     t->bytes = shard.bytes;
     t->words = shard.words;
-    loader_close(&shard);
     int64_t begin = 0, separator = task_token(t, 0);
+    // Known from the tokenizer; of bytes it is 0, as there.
+    bool known = r->tokenizer->count || shard.vocab == CORPUS_VOCAB;
+    loader_close(&shard);
+    CHECK(!known || separator == r->tokenizer->end,
+          "%s: expected a text that begins with token %d, which begins documents, found %lld\n"
+          "  -> the first shard of a split", path, r->tokenizer->end, (long long)separator);
     for (int64_t i = 1; i <= t->tokens; i++) {
         if (i < t->tokens && task_token(t, i) != separator) continue;
         read_document(t, begin, i - begin - 1, r->T);

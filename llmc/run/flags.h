@@ -227,8 +227,9 @@ typedef struct {
 } FlagRow;
 extern const FlagRow FLAGS[FLAG_COUNT];
 
-// The source that set a flag; a later source in this list overrides an earlier one. BY_CHECKPOINT:
-// a config.json.
+// The source that set a flag; a later source in this list overrides an earlier one. BY_PRESET:
+// --model, the placement, or the model of --init-from. BY_CHECKPOINT: the config.json of a run, or
+// --config.
 enum { BY_DEFAULT, BY_PRESET, BY_CHECKPOINT, BY_USER };
 typedef struct {
     Flags f;

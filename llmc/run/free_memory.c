@@ -76,7 +76,8 @@ static double groups_free(const char *root) {
 double free_memory(const char *root, int processes) {
     double available = 1024 * read_number(root, "/proc", "meminfo", "MemAvailable:");
     double groups = groups_free(root);
-    double least = (groups < available ? groups : available) / processes;  // NAN if available is
+    // NAN without MemAvailable.
+    double least = (groups < available ? groups : available) / processes;
     // ulimit -v counts address space, which is more than the memory in use: the limit is strict.
     struct rlimit space;
     if (getrlimit(RLIMIT_AS, &space) == 0 && space.rlim_cur != RLIM_INFINITY) {

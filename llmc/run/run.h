@@ -53,10 +53,10 @@ struct Run {
     int64_t epoch;                        // the last epoch at whose start the data was hashed
     SpikeWindow losses, norms;            // the last losses and gradient norms
     double loss_z, norm_z;                // robust z-scores of the last step
-    bool unfinished;                      // the last step's outcome has not been read,
-    bool measured;                        // its layers were measured (--norms-every);
-    Optimizer optimizer;                  // its update,
-    double lr;                            // and scheduled rate, without the factors of --width-base
+    bool unfinished;                      // the last step's outcome has not been read
+    bool measured;                        // the last step's layers were measured (--norms-every)
+    Optimizer optimizer;                  // of the last step
+    double lr;                            // its scheduled rate, without --width-base's factors
 
     double started, printed;              // seconds: start of training, last line of progress,
     double finished;                      // and the end of the last step

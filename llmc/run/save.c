@@ -150,8 +150,8 @@ static const void *gather(void *source) {
     return g->whole;
 }
 
-// Process 0 writes the file; the others send their shards. Process 0 holds only one whole tensor of
-// the moments at a time.
+// Process 0 writes the file, and holds one whole tensor of the moments at a time. The others send
+// their shards.
 void run_save_tensors(Run *r, Checkpoint *c, const char *file, int first_kind, int last_kind) {
     int entries = r->layout.count, count = 0, most = entries * (last_kind - first_kind + 1);
     int64_t largest = 0;
@@ -159,7 +159,7 @@ void run_save_tensors(Run *r, Checkpoint *c, const char *file, int first_kind, i
         if (e->size > largest) largest = e->size;
     char *whole = NULL;
     if (first_kind >= ADAM_M && r->comm.size > 1)
-        whole = check_alloc(largest * r->t->element, "a tensor of a checkpoint");
+        whole = check_alloc(r->comm.rank ? 1 : largest * r->t->element, "a tensor of a checkpoint");
     Tensor *tensors = check_alloc(most * sizeof *tensors, "a checkpoint");
     Gather *gathers = check_alloc(most * sizeof *gathers, "a checkpoint");
     for (int kind = first_kind; kind <= last_kind; kind++) {

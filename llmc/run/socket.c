@@ -36,10 +36,11 @@ static bool transfer(int fd, void *data, size_t bytes, bool sends) {
     return true;
 }
 
-// A receive fails after this many seconds; 0: never.
+// Connecting, sending and receiving fail after this many seconds; 0: never.
 static void set_timeout(int fd, int seconds) {
     struct timeval limit = {seconds, 0};
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
 }
 
 // Errors are ignored: each option is an improvement that the program works without.

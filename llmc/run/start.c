@@ -77,14 +77,15 @@ static double unigram_entropy(Run *r) {
 }
 
 // Finds the tokenizer, in this order: --tokenizer of this command; the copy in the run that is read
-// or resumed; the --tokenizer that this run began with; the one beside --init-from; the one beside
-// --data. A prompt needs one, unless the model reads bytes.
+// or resumed; the --tokenizer that this run began with; the one in --init-from, or in the run of
+// that checkpoint; the one in --data. A prompt needs one, unless the model reads bytes.
 static bool find_tokenizer(const Run *r, char *path) {
     const Flags *f = r->f;
     bool given = r->set.by[FLAG_tokenizer] == BY_USER && *f->tokenizer;
     const struct { const char *at, *below; } places[] = {{given ? f->tokenizer : "", ""},
         {f->from, "/tokenizer.bin"}, {f->from, "/../tokenizer.bin"}, {f->out, "/tokenizer.bin"},
-        {f->tokenizer, ""}, {f->init_from, "/tokenizer.bin"}, {f->data, "/tokenizer.bin"}};
+        {f->tokenizer, ""}, {f->init_from, "/tokenizer.bin"}, {f->init_from, "/../tokenizer.bin"},
+        {f->data, "/tokenizer.bin"}};
     // An empty flag is no place to look.
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
         if (!*places[i].at) continue;
@@ -172,9 +173,11 @@ static void make_model(Run *r) {
     r->layout = setup_layout(&r->m, &r->setup);
 }
 
-// The first weights, and the matrix plans of the GPU. A checkpoint has both (run_resume).
+// The first weights, and the matrix plans of the GPU. A resumed run takes both from its checkpoint.
 static void load_weights(Run *r) {
-    const char *from = r->training ? r->f->init_from : r->f->from;
+    char path[PATH_CAP];
+    const char *from = r->f->init_from;
+    if (!r->training) from = path_join(path, r->f->from, "model.safetensors");
     if (r->resuming) run_resume(r);
     else if (*from) run_read_weights(r, from);
     else run_init_weights(r);
@@ -276,6 +279,7 @@ static bool print_and_end(const Trainer *t, int argc, char **argv) {
 
 // Refuses processes that were started differently, or more processes than sequences in a batch.
 static void check_processes(Run *r) {
+    const Flags *f = r->f;
     char *config = run_config(r);
     // config.json has the flags, the build and the data's vocabulary and unigram entropy.
     uint64_t hash = hash_bytes(config, strlen(config)) + r->resuming;
@@ -284,9 +288,14 @@ static void check_processes(Run *r) {
     CHECK(comm_agree(&r->comm, hash),
           "the processes have different flags, data or builds, or see different checkpoints\n"
           "  -> start all of them with one command, with --out on a disk that they share");
-    CHECK(r->f->batch >= r->comm.size,
+    CHECK(f->batch >= r->comm.size,
           "--batch %lld for %d processes: expected at least one sequence for each\n"
-          "  -> a larger --batch, or fewer processes", r->f->batch, r->comm.size);
+          "  -> a larger --batch, or fewer processes", f->batch, r->comm.size);
+    // A balance loss is defined over a micro-batch: all must have the same size.
+    bool balanced = r->training && r->micro > 1 && f->experts && f->balance_loss > 0;
+    CHECK(!balanced || !f->micro_batch || f->batch % (r->micro * r->comm.size) == 0,
+          "--balance-loss with --micro-batch %lld: expected a divisor of every process's share\n"
+          "  -> another --micro-batch", f->micro_batch);
 }
 
 Run *run_open(const Trainer *t, int argc, char **argv) {

@@ -375,7 +375,7 @@ static bool finish_step(Run *r) {
     double now = clock_seconds();
     log_step(r, &u, event, now - r->finished);
     r->finished = now;
-    // All rates 0: no weight changed.
+    // For the statistics of a skipped step: no rate, and nothing that divides by 0.
     if (!u.applied) r->optimizer = (Optimizer){.eps = 1, .step = 1};
     if (r->measured) log_stats(r);
     if (event) print_event(r, event, &u);
@@ -398,8 +398,8 @@ int train(Run *r) {
     if (!r->training) return 0;
     begin_training(r);
     while (status < 0) {
-        // A GPU goes on to the next step while the last one is reported, unless something is due
-        // that needs the weights or statistics of either.
+        // A GPU begins the next step before the last one is reported, unless the layers of either
+        // are measured, or a checkpoint or validation of the last one is due.
         bool measured = f->norms_every && ((r->step + 1) % f->norms_every == 0 || r->step == 0);
         bool due = is_due(r, f->save_every) || is_due(r, f->val_every);
         bool wait = !on_gpu(t) || measured || r->measured || due;

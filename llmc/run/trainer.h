@@ -223,7 +223,7 @@ static inline void documents_find(int32_t *begins, int32_t *ends, const int32_t 
 
 // Makes B sequences of T tokens the current micro-batch. Refuses more than was allocated for.
 static inline void sizes_set(Sizes *now, const Sizes *max, int B, int T) {
-    CHECK(B * T <= max->n && T <= max->T,
+    CHECK(B <= max->B && T <= max->T,
           "a batch of %d x %d tokens, but memory was allocated for %d x %d", B, T, max->B, max->T);
     now->B = B;
     now->T = T;
