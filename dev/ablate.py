@@ -27,7 +27,6 @@ import dataclasses
 import difflib
 import fcntl
 import hashlib
-import importlib.util
 import itertools
 import json
 import math
@@ -45,7 +44,8 @@ import tempfile
 import time
 
 from ablation.study import (COLLAPSED, DIVERGED, ENDED, FAILED, FINISHED, KILLED, WAITING, Run,
-                            Study, die_with_parent, read_json, read_log, read_run, write_json)
+                            Study, die_with_parent, need, read_json, read_log, read_run,
+                            write_json)
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 VERSION = 1
@@ -822,11 +822,7 @@ def lock(out):
 
 def main():
     options, axes = parse(sys.argv[1:])
-    packages = ["numpy", "scipy", "matplotlib"] + ["torch", "transformers"] * options.probe
-    missing = [name for name in packages if importlib.util.find_spec(name) is None]
-    if missing:
-        stop(f"expected the Python packages {', '.join(missing)}",
-             f"python3 -m pip install {' '.join(missing)}")
+    need(["numpy", "scipy", "matplotlib"] + ["torch", "transformers"] * options.probe)
     out, kept = open_study(options, axes)
     try:
         make_study(out, kept)  # a wrong --compare is refused before anything is built

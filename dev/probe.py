@@ -17,7 +17,6 @@ function says which. Needs numpy, scipy, matplotlib, and the packages of dev/exp
 """
 import argparse
 import glob
-import importlib.util
 import json
 import os
 import pathlib
@@ -31,7 +30,7 @@ import tempfile
 import numpy as np
 from scipy.linalg import eigvalsh, svdvals
 
-from ablation.study import die_with_parent, read_json, write_json
+from ablation.study import die_with_parent, need, read_json, write_json
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 VERSION = 1
@@ -474,11 +473,7 @@ def main():
     options = parser.parse_args()
     if options.tokens < 0:
         stop(f"--tokens {options.tokens}: expected 1 or more", "--tokens 8192")
-    packages = ["torch", "transformers", "xxhash"] + ["matplotlib"] * (not options.no_pictures)
-    missing = [name for name in packages if importlib.util.find_spec(name) is None]
-    if missing:
-        stop(f"expected the Python packages {', '.join(missing)}",
-             f"python3 -m pip install {' '.join(missing)}")
+    need(["torch", "transformers", "xxhash"] + ["matplotlib"] * (not options.no_pictures))
     found = [probe(run, options) for run in options.runs]
     if not options.no_pictures:
         from ablation import inside

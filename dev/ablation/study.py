@@ -13,6 +13,7 @@ on from there.
 """
 import ctypes
 import dataclasses
+import importlib.util
 import json
 import os
 import pathlib
@@ -111,6 +112,14 @@ def read_log(path):
         except json.JSONDecodeError:
             continue
     return [line for line in lines if isinstance(line, dict) and isinstance(line.get("step"), int)]
+
+
+def need(packages):
+    """Ends the program if one of these Python packages is missing."""
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        sys.exit(f"error: expected the Python packages {', '.join(missing)}\n"
+                 f"  -> python3 -m pip install {' '.join(missing)}")
 
 
 def read_json(path):

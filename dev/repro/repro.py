@@ -28,7 +28,6 @@ dev/probe.py names.
 """
 import argparse
 import functools
-import importlib.util
 import json
 import math
 import os
@@ -51,7 +50,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 import ablate
 import calculations
 import report
-from ablation.study import ENDED, read_json, write_json
+from ablation.study import ENDED, need, read_json, write_json
 
 # Floating-point operations a second of one core, in whole training steps by width: fp32 on an AMD
 # EPYC (one short run of each, 2026-11-22), bf16 on a Xeon with AMX (the study muon24, 2026-11-28).
@@ -439,9 +438,8 @@ def main():
         sys.exit("error: --fresh without a study\n  -> python3 dev/repro/repro.py --fresh nowarmup")
     if not (options.studies or options.costs):
         chosen = [name for name in known if name == "calculations" or has_data(name)]
-    if not (options.table or options.costs) and not importlib.util.find_spec("matplotlib"):
-        sys.exit("error: expected the Python package matplotlib\n"
-                 "  -> python3 -m pip install matplotlib")
+    if not (options.table or options.costs):
+        need(["matplotlib"])
     if options.costs:
         write_costs(sorted({name.partition("@")[0] for name in chosen if name != "calculations"}))
         return
