@@ -667,7 +667,6 @@ static void test_mode_copies(void) {
             for (int family = 0; family < FAMILIES; family++)
                 for (int threads = 0; threads < 2; threads++) {  // 0: the GPU's table
                     Case c = make_case(mode, family, sdd);
-                    c.m.swiglu = family != FAMILY_GPT2;
                     Sizes s = sizes_make(&c.m, &setup, threads, 1);
                     ActRow rows[2][ACT_COUNT];
                     for (int l = 1; l < c.m.L; l++) {

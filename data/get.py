@@ -183,7 +183,7 @@ def get_text(name, folder, vocabulary, args, train, val):
         splits = {split: [texts.Range(file, args.column) for file in files]
                   for split, files in (("train", train), ("val", val))}
     limited, width = "train" if splits["train"] else "val", vocabulary.dtype().itemsize
-    each = 1 if vocabulary.size == 256 else 4                # bytes of text a token
+    each = 1 if isinstance(vocabulary, Bytes) else 4         # bytes of text a token
     sizes = {split: sum(part.bytes() for part in ranges) // each * width
              for split, ranges in splits.items()}
     if args.tokens:

@@ -558,9 +558,9 @@ template <int FORM> __device__ Tile tile_of(const Grouped &f) {
     return t;
 }
 
-// Where the lines that a thread copies begin; nullptr stands for zeros. Lines along the depth are
-// the same in every step. WEIGHT copies other rows of x in each (from depth `k` on), and looks
-// them up one step ahead, so no copy waits for an index.
+// The first elements of the lines that a thread copies; nullptr stands for zeros. Lines along the
+// depth are the same in every step. WEIGHT copies other rows of x in each (from depth `k` on), and
+// looks them up one step ahead, so no copy waits for an index.
 struct PanelLines {
     const real *left[COPIES], *right[COPIES];
     int x_row[COPIES];

@@ -97,7 +97,7 @@ static inline void team_launch(int packs, F launch) {
     constexpr int HELD = First::THREADS * First::PACKS;
     if (packs <= HELD) return launch(First());
     if constexpr (sizeof...(Wider) > 0) return team_launch<Wider...>(packs, launch);
-    CHECK(false, "a norm over more values than a block of threads holds\n"
+    CHECK(false, "a norm over more values than a block holds\n"
           "  -> a smaller --width or --ffn, or fewer --heads");
 }
 

@@ -335,10 +335,9 @@ GPU_TEST(cuda_gradient_square) {
         d.resize((size_t)CEIL_DIV(size, FOUR) * FOUR, 1e3);  // a gap that must not count
         wide *device = device_copy<wide>(&d);
         for (int64_t i = 0; i < size; i++) sum += d[i] * d[i];
-        UpdateEntry entry = {}, *entries;
+        UpdateEntry entry = {};
         entry.size = size;
-        cudaCheck(cudaMalloc((void **)&entries, sizeof entry));
-        cudaCheck(cudaMemcpy(entries, &entry, sizeof entry, cudaMemcpyHostToDevice));
+        UpdateEntry *entries = device_raw(std::vector<UpdateEntry>{entry});
         gradient_square(square, Arenas{nullptr, nullptr, nullptr, nullptr, device, size}, entries,
                         1, test_gpu());
         cudaCheck(cudaDeviceSynchronize());

@@ -8,7 +8,6 @@ trainer, which it makes; takes a minute.
 """
 import contextlib
 import fcntl
-import functools
 import gzip
 import hashlib
 import http.server

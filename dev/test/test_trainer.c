@@ -1058,10 +1058,10 @@ void test_command(void) {
                output);
     }
     EXPECT(shell(PROGRAM " --config %s/a/config.json --from %s/a --eval", dir, dir) == 1
-           && strstr(output, "does not go with --config"),
+           && strstr(output, "leave out --config, which begins a run"),
            "--config and --from: %s", output);
     EXPECT(shell(PROGRAM " --init-from %s/a --from %s/a --eval", dir, dir) == 1
-           && strstr(output, "does not go with --init-from"),
+           && strstr(output, "leave out --init-from"),
            "--init-from and --from: %s", output);
     EXPECT(shell(PROGRAM " --out %s/a --resume auto --show%s", dir, "") == 0
            && !strstr(output, "no run in"), "a run is shown, not missed: %s", output);

@@ -77,8 +77,9 @@ static void refuse_pairs(const FlagSet *set, const Mode *mode) {
          "a longer schedule or a shorter warmup"},
         // --from reads a run, and trains and writes nothing.
         {from && !f->eval && !f->sample, FLAG_from, FLAG_sample, "--eval, or --sample TOKENS"},
-        {from && *f->config, FLAG_from, FLAG_config, "leave it out: it begins a run"},
-        {from && set->by[FLAG_init_from] == BY_USER, FLAG_from, FLAG_init_from, "one of them"},
+        {from && *f->config, FLAG_from, FLAG_config, "leave out --config, which begins a run"},
+        {from && set->by[FLAG_init_from] == BY_USER, FLAG_from, FLAG_init_from,
+         "leave out --init-from"},
         {from && *f->out, FLAG_from, FLAG_out,
          "leave out --out: no run is written; to continue training: --out RUN --resume required"},
         {f->skip_spikes && !f->spike_z, FLAG_skip_spikes, FLAG_spike_z, "--spike-z 10"},

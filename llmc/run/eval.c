@@ -170,7 +170,7 @@ static void read_text(Task *t, const char *path, const TaskReader *r) {
     bool known = r->tokenizer->count || shard.vocab == CORPUS_VOCAB;
     loader_close(&shard);
     CHECK(!known || separator == r->tokenizer->end,
-          "%s: expected a text that begins with token %d, which begins documents, found %lld\n"
+          "%s: expected a text that begins with token %d, as documents do, found %lld\n"
           "  -> the first shard of a split", path, r->tokenizer->end, (long long)separator);
     for (int64_t i = 1; i <= t->tokens; i++) {
         if (i < t->tokens && task_token(t, i) != separator) continue;
