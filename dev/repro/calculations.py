@@ -3,6 +3,7 @@ drawn; parameter counts from the trainer itself.
 
     python3 dev/repro/calculations.py          prints all of them
 """
+import itertools
 import json
 import pathlib
 import re
@@ -86,6 +87,11 @@ def sdd(seed, what, *sizes):
         tokens = [(random.normal(size=inputs), random.normal(size=outputs)) for _ in range(64)]
         return float(np.mean([rms(sdd_gradients(v, np.full(outputs, alpha), x, dy)[2]) / rms(dy)
                               for x, dy in tokens]))
+    if what == "dv":  # exponent of the gradient's norm in that of V
+        v, x, dy = (random.normal(size=(256, 256)) / 16, random.normal(size=256),
+                    random.normal(size=256))
+        sizes = [rms(sdd_gradients(c * v, np.ones(256), x, dy)[1]) for c in (0.5, 2)]
+        return float(np.log(sizes[1] / sizes[0]) / np.log(4))
     if what in ("eq6", "eq7"):  # the norm of the approximate gradient over that of the exact one
         n = sizes[0]
         v, x, dy = (random.normal(size=(n, n)) / np.sqrt(2.5 * n), random.normal(size=n),
@@ -100,12 +106,12 @@ def sdd(seed, what, *sizes):
         y = w @ random.normal(size=(n, 256))
         error = np.linalg.norm(w) / np.sqrt(n) * y / np.sqrt(np.mean(y * y, axis=0)) - y
         return float(np.linalg.norm(error) / np.linalg.norm(y))
-    # W = U S V', the proof's construction: relative error of alpha norm(V' x) against W x
+    # W = U S V', the proof's construction: relative error of alpha norm(V' x) against S V' x, which
+    # leaves U to the next layer, or against W x; alpha is the best diagonal
     u, s, vt = np.linalg.svd(w)
     z = vt @ random.normal(size=(n, 256))
     normed = z / np.sqrt(np.mean(z * z, axis=0))
-    y = u @ (s[:, None] * z)
-    # the best diagonal, with no layer after it to take up U
+    y = (u if what == "express_with_u" else np.eye(n)) @ (s[:, None] * z)
     alpha = np.sum(y * normed, axis=1) / np.sum(normed * normed, axis=1)
     return float(np.linalg.norm(alpha[:, None] * normed - y) / np.linalg.norm(y))
 
@@ -146,14 +152,12 @@ def sdd_operations(width):
 
 # -------------------------------------------------------------------------------------- all of them
 
-ALL = [("attention", kind, of, scaled)
-       for kind, of, scaled in (("pre", "O", "V"), ("qkv", "O", "V"), ("pre", "Q", "K"),
-                                ("qkv", "Q", "K"), ("qkv", "Q", "V"), ("qkv", "Q", "Q"),
-                                ("qkv", "V", "O"))]
+ALL = [("attention", *words) for words in itertools.product(("pre", "qkv"), "QKVO", "QKVO")]
 ALL += [("sdd", "alpha"), ("sdd", "dx", 256, 256, 1.0), ("sdd", "dx", 256, 256, 0.25),
         ("sdd", "dx", 256, 1024, 1.0), ("sdd", "eq6", 256), ("sdd", "eq7", 256),
-        ("sdd", "express", 1024),
-        ("sdd", "express_with_u", 256), ("parameters", "olmoe-588M-3B"), ("flops", 1040)]
+        ("sdd", "dv"), ("sdd", "express", 256), ("sdd", "express", 1024),
+        ("sdd", "express_without_u", 256), ("sdd", "express_with_u", 256),
+        ("parameters", "olmoe-588M-3B"), ("flops", 1040)]
 
 
 def compute(kind, *words):

@@ -256,7 +256,7 @@ def figure(what, seeds, wanted, side=None, plain=None, margin=None):
 
 
 def cell(text):
-    return text.replace("|", "\\|").replace("<", "&lt;")
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
 
 
 # ----------------------------------------------------------------------------------------- the page
@@ -300,17 +300,21 @@ def scale_text(claim, scale, results):
     """One scale: its size, figure by figure, and what it says."""
     read = scale.read or scale.beside
     drawn = max(([*seeds] for _, seeds, _ in scale.rows if seeds), key=len, default=[])
-    seeds = ("exact" if drawn == ["exact"] and not read
-             else f"{len(drawn)} rounds" if claim["study"] == "timing"
-             else f"{len({run['axes']['seed'] for _, run in read}) or len(drawn)} seeds")
-    used = list(dict.fromkeys(name for name, _ in read)) or [claim["study"]]
-    head = f"{', '.join(map(place, used))}, {seeds}"
+    seeds = {}
+    for name, run in read:
+        seeds.setdefault(name, set()).add(run["axes"]["seed"])
+    head = ", ".join(f"{place(name)}: {len(found)} seeds" for name, found in seeds.items())
+    if not read:
+        number_of = ("exact" if drawn == ["exact"]
+                     else f"{len(drawn)} rounds" if claim["study"] == "timing"
+                     else f"{len(drawn)} seeds")
+        head = f"{place(claim['study'])}: {number_of}"
     if not scale.read and scale.beside:
         head = f"not run yet; beside it *{size_text(read, results)}* ({head})"
     elif read:
         head = f"*{size_text(read, results)}* ({head})"
     elif claim["study"] == "timing":
-        head = f"*width {span(scale.widths, str)}* ({head})"
+        head = f"*`{results['timing']['flags']}`* ({head})"
     parts = [cell(figure(*row, side, plain, claim.get("margin")))
              for row, side, plain in zip(scale.rows, scale.sides, scale.plain)]
     parts += ["*" + cell(figure(*row)) + "*" for row in scale.rows[len(scale.sides):]]
@@ -356,11 +360,15 @@ def claim_row(claim, outcome, results):
     else:
         here = "<br>".join(scale_text(claim, scale, results) for scale in outcome.scales)
         here += "<br>".join(["" if here else "no runs yet", *map(cell, reasons(claim, outcome))])
-    failing = [what for scale in outcome.scales if outcome.verdict in (statistic.DISAGREES, MIXED)
-               for (what, _, _), side in zip(scale.rows, scale.sides)
-               if side == statistic.DISAGREES]
-    verdict = f"**{outcome.verdict}**" + (f": {cell('; '.join(dict.fromkeys(failing)))}"
-                                          if failing and len(claim["expect"]) > 1 else "")
+    failing = {}                                 # a comparison -> widths at which it disagrees
+    for scale in outcome.scales if outcome.verdict in (statistic.DISAGREES, MIXED) else []:
+        for (what, _, _), side in zip(scale.rows, scale.sides):
+            if side == statistic.DISAGREES:
+                failing.setdefault(what, []).append(span(scale.widths, str))
+    texts = [what + (f" (width {', '.join(widths)})" if len(widths) < len(outcome.scales) else "")
+             for what, widths in failing.items()]
+    verdict = f"**{outcome.verdict}**" + (f": {cell('; '.join(texts))}"
+                                          if texts and len(claim["expect"]) > 1 else "")
     paper = cell(claim["paper"])
     for note in ("trap", "margin_from"):
         if claim.get(note):
@@ -408,11 +416,11 @@ def comparison_counts(outcomes):
 
 
 def changes(table, outcomes):
-    """Each verdict that was another before the rule, and why it changed."""
+    """Each verdict that was another before the rule, and each claim that was put right."""
     lines = ["| | was | is | why |", "|---|---|---|---|"]
     for claim in table["claim"]:
         outcome = outcomes[claim["id"]]
-        if claim.get("was") == outcome.verdict:
+        if claim.get("was") == outcome.verdict and "put_right" not in claim:
             continue
         why = [claim["put_right"]] if "put_right" in claim else []
         if outcome.verdict != ELSEWHERE:
@@ -522,7 +530,8 @@ fewer than any paper's. The rows say what such models do, and neither confirm no
 3. *Always* and *never* need {fail_seeds} seeds or more. They agree if all seeds are alike, and
    disagree if Clopper and Pearson's interval of the proportion lies below one half.
 4. Likeness is a test of its own (equivalence): the interval lies within a margin that is taken from
-   the paper, named in the row. Not different is not alike.
+   the paper, named in the row. Not different is not alike. The bounds of *between* are our own where
+   the paper has none.
 5. An order over placements is a rank correlation, tested by permuting placements, not seeds.
 6. A verdict needs two scales, one of width {small} or more and one of {large} or more, which is
    also what guards against chance over {parts} comparisons: both have to say the same. If they
@@ -594,7 +603,8 @@ def render(table, here):
         "to come from a clean commit (*-dirty* below); until then another study's new results "
         "made a commit dirty.", 100), ""]
     for letter, paper in PAPERS.items():
-        lines += [f"## {paper}", "", "| | claim | the paper | here | verdict |",
+        lines += [f"## {paper}", ""] + textwrap.wrap(table["paper"].get(letter, ""), 100)
+        lines += ["", "| | claim | the paper | here | verdict |",
                   "|---|---|---|---|---|"]
         lines += [claim_row(claim, outcomes[claim["id"]], results) for claim in table["claim"]
                   if claim["id"].startswith(letter)] + [""]

@@ -23,8 +23,7 @@ statistic.py the figures and the tests, report.py the rule for verdicts. STUDY_s
 of STUDY, at each arm's best rate there. STUDY@WIDTH is the study at a width of its table
 [at.WIDTH]: heads, experts' ffn and the start's deviation go with the width, other flags are as that
 table says.
-Needs numpy, scipy and matplotlib; the studies spectra and spectra_scale also the packages that
-dev/probe.py names.
+Needs numpy, scipy and matplotlib; studies with "probe" also the packages that dev/probe.py names.
 """
 import argparse
 import functools

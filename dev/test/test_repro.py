@@ -115,9 +115,9 @@ def test_table():
     statistics that can be computed once its runs are there."""
     table = repro.read_claims()
     ids = [claim["id"] for claim in table["claim"]]
-    expect(sorted(ids) == sorted([f"S{i}" for i in range(1, 40)] + [f"H{i}" for i in range(1, 19)]
-                                 + [f"D{i}" for i in range(1, 21)]),
-           f"S1-S39, H1-H18, D1-D20, each once: {len(ids)}")
+    expect(sorted(ids) == sorted([f"S{i}" for i in range(1, 45)] + [f"H{i}" for i in range(1, 21)]
+                                 + [f"D{i}" for i in range(1, 26)]),
+           f"S1-S44, H1-H20, D1-D25, each once: {len(ids)}")
     dice, names = random.Random(1), repro.studies()
     results = {name: invented(name, dice) for name in names}
     results["timing"] = {"flags": "--width 1280",
@@ -586,6 +586,32 @@ def test_losses():
     expect(arm((FINISHED, 2.0), (COLLAPSED, 3.0),
                (FINISHED, 2.5)) == "2.250 (2.000 to 2.500), 1 of 3 fail", "a mean of two")
     expect(arm((DIVERGED, None), (COLLAPSED, 3.0)) == "2 of 2 fail" and arm() == "", "no mean")
+
+
+def test_rows():
+    """A row says how many seeds each study has and at which width a comparison disagrees; no star
+    of a name is taken for italics. A claim that was put right stands in "What changed", though its
+    verdict is the same."""
+    other = scale({"PRE": [[2.0, 2.1]]}, study="t", seeds=("1", "2"))
+    results = scale(arms(-0.3)) | scale(arms(0.3), width=128) | other
+    for found in results.values():
+        found["flags"]["layers"] = "8"
+    claim = CLAIM(["HYBRID*", MINUS, "< 0"], ["of both", MINUS, "> -1"]) | {
+        "claim": "c", "where": "w", "paper": "p", "was": MIXED, "put_right": "a reason",
+        "also": [["beside", "loss('PRE', study='t')"]]}
+    outcome = report.judge(claim, results, None)
+    row = report.claim_row(claim, outcome, results)
+    expect("[s](s.toml): 3 seeds" in row and f"**{MIXED}**: HYBRID\\* (width 128) |" in row
+           and row.count("HYBRID*") == 0, f"a row: {row}")
+    claim["study"], claim["expect"] = "t", [["", "loss('PRE') - loss('PRE', study='s')", "< 0"]]
+    row = report.claim_row(claim, report.judge(claim, results, None), results)
+    expect("[t](t.toml): 2 seeds, [s](s.toml): 3 seeds" in row, f"seeds by study: {row}")
+    lines = report.changes({"claim": [claim]}, {"X": outcome})
+    expect(lines[2:] == [f"| X | {MIXED} | {MIXED} | a reason |"], f"what changed: {lines}")
+    timing = {"timing": {"flags": "--layers 2 --width 1280", "rounds": [{"PRE": 1.0}] * 2}}
+    timed = {**claim, "study": "timing", "expect": [["", "timing('PRE', 'PRE')", "in 0 2"]]}
+    row = report.claim_row(timed, report.judge(timed, timing, None), timing)
+    expect("*`--layers 2 --width 1280`* (`--timing`: 2 rounds)" in row, f"flags of a time: {row}")
 
 
 # ---- the committed results
