@@ -141,7 +141,7 @@ def tokens_of(name, run, results):
 
 
 def widths_of(claim, read, results):
-    if claim["study"] in ("calculations", "timing"):
+    if claim["study"] == "timing":
         words = results.get("timing", {}).get("flags", "").split()
         return {int(words[words.index("--width") + 1])} if "--width" in words else set()
     return {flag_of("width", *one, results) for one in read}
@@ -299,7 +299,8 @@ def place(name):
 def scale_text(claim, scale, results):
     """One scale: its size, figure by figure, and what it says."""
     read = scale.read or scale.beside
-    drawn = max(([*seeds] for _, seeds, _ in scale.rows if seeds), key=len, default=[])
+    judged = scale.rows[:len(scale.sides)]
+    drawn = max(([*seeds] for _, seeds, _ in judged if seeds), key=len, default=[])
     seeds = {}
     for name, run in read:
         seeds.setdefault(name, set()).add(run["axes"]["seed"])
@@ -316,8 +317,8 @@ def scale_text(claim, scale, results):
     elif claim["study"] == "timing":
         head = f"*`{results['timing']['flags']}`* ({head})"
     parts = [cell(figure(*row, side, plain, claim.get("margin")))
-             for row, side, plain in zip(scale.rows, scale.sides, scale.plain)]
-    parts += ["*" + cell(figure(*row)) + "*" for row in scale.rows[len(scale.sides):]]
+             for row, side, plain in zip(judged, scale.sides, scale.plain)]
+    parts += ["*" + cell(figure(*row)) + "*" for row in scale.rows[len(judged):]]
     said = scale_verdict(scale, scale.sides)
     return "<br>".join([head + ":", *parts, f"this scale: {said}"])
 
@@ -360,13 +361,14 @@ def claim_row(claim, outcome, results):
     else:
         here = "<br>".join(scale_text(claim, scale, results) for scale in outcome.scales)
         here += "<br>".join(["" if here else "no runs yet", *map(cell, reasons(claim, outcome))])
-    failing = {}                                 # a comparison -> widths at which it disagrees
+    failing = {}                                 # a comparison -> scales at which it disagrees
     for scale in outcome.scales if outcome.verdict in (statistic.DISAGREES, MIXED) else []:
         for (what, _, _), side in zip(scale.rows, scale.sides):
             if side == statistic.DISAGREES:
-                failing.setdefault(what, []).append(span(scale.widths, str))
-    texts = [what + (f" (width {', '.join(widths)})" if len(widths) < len(outcome.scales) else "")
-             for what, widths in failing.items()]
+                failing.setdefault(what, []).append(scale)
+    texts = [what + ("" if len(scales) == len(outcome.scales) else
+                     f" (width {', '.join(span(scale.widths, str) for scale in scales)})")
+             for what, scales in failing.items()]
     verdict = f"**{outcome.verdict}**" + (f": {cell('; '.join(texts))}"
                                           if texts and len(claim["expect"]) > 1 else "")
     paper = cell(claim["paper"])
@@ -404,7 +406,7 @@ def comparison_counts(outcomes):
     heard = [scale for outcome in outcomes.values() for scale in outcome.scales
              if max(scale.widths, default=SMALL) >= SMALL
              and scale_verdict(scale, scale.sides) not in (EDGE, WAITING)]
-    lines = ["| single comparisons at a width of 64 or more, no best rate at an edge | agrees | "
+    lines = ["| single comparisons that have a say, no best rate at an edge | agrees | "
              "disagrees | not resolved | too few seeds | all |", "|---|---|---|---|---|---|"]
     for name, sides_of in (("with Holm's correction", lambda scale: scale.sides),
                            ("without it", lambda scale: scale.plain)):
@@ -511,8 +513,9 @@ HEAD = """# What reproduces at small scale
 
 Written by `python3 dev/repro/repro.py` from [claims.toml](claims.toml) and [results/](results/);
 `--table` writes it again without runs, `--fresh STUDY` runs a study anew. {count} claims of four
-papers, each with a predicted side. For {plain} claims the side was written down before the figure
-was looked at; {corrected} were corrected or added afterwards (they are among "What changed").
+papers, {sided} of them with a predicted side. For {plain} of these the side was written down before
+the figure was looked at; {corrected} claims were corrected or added afterwards (they are among
+"What changed").
 
 Rows without a verdict lack a second width or runs, have a best rate at an end of a grid, or need
 another machine. The models of the built-in stories were trained on at most {tokens} tokens, far
@@ -530,8 +533,8 @@ fewer than any paper's. The rows say what such models do, and neither confirm no
 3. *Always* and *never* need {fail_seeds} seeds or more. They agree if all seeds are alike, and
    disagree if Clopper and Pearson's interval of the proportion lies below one half.
 4. Likeness is a test of its own (equivalence): the interval lies within a margin that is taken from
-   the paper, named in the row. Not different is not alike. The bounds of *between* are our own where
-   the paper has none.
+   the paper, named in the row. Not different is not alike. The bounds of *between* are our own
+   where the paper has none.
 5. An order over placements is a rank correlation, tested by permuting placements, not seeds.
 6. A verdict needs two scales, one of width {small} or more and one of {large} or more, which is
    also what guards against chance over {parts} comparisons: both have to say the same. If they
@@ -541,16 +544,20 @@ fewer than any paper's. The rows say what such models do, and neither confirm no
 Figures are means over seeds with 95 % t intervals. Arms with the same seed are pairs (the same data
 in the same order, the same bits in common weights): differences are taken seed by seed. Losses are
 nats per byte of the built-in stories at the end of the run, validation, each arm at its best rate
-of the study's grid unless the row names one. A run *fails* if it diverges or ends above 0.98 of the
+of the study's grid unless the row names one. That rate was chosen by the mean of the seeds that are
+then tested, which favours the arm whose optimum is sharper. Gradients are those of the FFN's
+weights unless the row says otherwise. A run *fails* if it diverges or ends above 0.98 of the
 entropy of the bytes' frequencies (collapsed); one that diverged counts with that entropy in means.
 Some rows ask of a mean whether a model trains: it then has to end 0.5 nats below that entropy.
+Spectra, similarities and spreads of gradients are read from the runs that did not fail.
 Further measurements, and remarks on possible flaws, stand in italics and have no say. Every row
 says how many tokens its models saw: a disagreement is one with this scale, not with the paper's.
 """
 
-QUESTIONS = """By the same rule, and not counted above. These models are 128 wide and saw 2 million
-bytes of Debian's English (`data/get.py debian --vocab bytes`), so losses are nats per byte of that.
-There is no second width, so no verdict can be more than *one scale*. Margins are our own."""
+QUESTIONS = """By the same rule, and not counted above. These models are 128 wide and saw 0.5, 2 or
+8 million bytes of Debian's English (`data/get.py debian --vocab bytes`), so losses are nats per
+byte of that. Rates were chosen with seed 1, which is also one of those tested. There is no second
+width, so no verdict can be more than *one scale*. Margins are our own."""
 
 FULL = """## At the papers' scale
 
@@ -582,15 +589,18 @@ def score_lines():
 
 def render(table, here):
     import repro
-    results = {path.stem: read_json(path) for path in sorted((here / "results").glob("*.json"))}
+    results = repro.read_results()
     outcomes = {claim["id"]: judge(claim, results, calculation_of(results))
                 for claim in table["claim"]}
     ended = [run for name, found in results.items() for run in found.get("runs", [])]
     parts = sum(len(claim.get("expect", [])) for claim in table["claim"])
+    sided = [claim for claim in table["claim"]
+             if any(side != "sign" for *_, side in claim.get("expect", []))]
+    plain = sum("put_right" not in claim for claim in sided)
     corrected = sum("put_right" in claim for claim in table["claim"])
     lines = HEAD.format(count=len(table["claim"]), parts=parts, fail_seeds=statistic.FAIL_SEEDS,
                         small=SMALL, large=LARGE, tokens=short(most_tokens(results)),
-                        corrected=corrected, plain=len(table["claim"]) - corrected).splitlines()
+                        corrected=corrected, plain=plain, sided=len(sided)).splitlines()
     lines += ["", *counts(table, outcomes), "", *comparison_counts(outcomes)]
     total = sum(repro.stated_minutes(name) for name in repro.studies())
     done = sum(repro.stated_minutes(name) for name in repro.studies() if not repro.missing(name))
@@ -766,9 +776,7 @@ def write(table, here, pictures=True):
     import repro
     for name, keep in table["keep"].items():
         if pictures and "tuned" in keep and not any(map(repro.missing, (name, f"{name}_seeds"))):
-            results = {study: read_json(here / "results" / f"{study}.json")
-                       for study in (name, f"{name}_seeds")}
-            draw_tuned(results, name, here / f"{name}.png")
+            draw_tuned(repro.read_results(), name, here / f"{name}.png")
     for name in table["keep"]:
         found, path = read_json(here / "results" / f"{name}.json"), here / f"{name}.png"
         newer = (found and path.exists()

@@ -275,24 +275,40 @@ def run_key(flags, axes):
     return json.dumps(flags | axes, sort_keys=True)
 
 
+def by_key(found):
+    return {run_key(found["flags"], run["axes"]): run for run in found["runs"]}
+
+
+def arranged(name, have, machine):
+    """Results of a study as its TOML is now: its axes, and of the runs, by key, those that it
+    asks for."""
+    every, only = read_study(name), read_only(name)
+    axes = {axis: values for axis, values in every.items()
+            if len(values) > 1 or axis in ("mode", "seed")}
+    return {"study": name, "machine": machine, "axes": axes, **({"only": only} if only else {}),
+            "flags": {axis: values[0] for axis, values in every.items() if axis not in axes},
+            "runs": [dict(have[key], axes={axis: run[axis] for axis in axes})
+                     for run in study_runs(name) for key in [run_key({}, run)] if key in have]}
+
+
+def read_results():
+    """Study -> its results; a grid that was widened since lacks the runs of its new part."""
+    found = {path.stem: read_json(path) for path in sorted((HERE / "results").glob("*.json"))}
+    return {name: arranged(name, by_key(one), one["machine"]) if "runs" in one else one
+            for name, one in found.items()}
+
+
 def harvest(name, out, keep):
     """Brings results/STUDY.json up to date with the runs that have ended in the folder; others that
     it has stay."""
     kept = read_json(out / "study.json")
     if kept is None:
         return
-    path, every, only = HERE / f"results/{name}.json", read_study(name), read_only(name)
-    axes = {axis: values for axis, values in every.items()
-            if len(values) > 1 or axis in ("mode", "seed")}
-    study, old = ablate.make_study(out, kept), read_json(path) or {"flags": {}, "runs": []}
-    have = {run_key(old["flags"], run["axes"]): run for run in old["runs"]}
+    path, study = HERE / f"results/{name}.json", ablate.make_study(out, kept)
+    have = by_key(read_json(path) or {"flags": {}, "runs": []})
     have |= {run_key(study.flags, run.axes): kept_run(run, keep) for run in study.runs
              if run.status in ENDED}
-    found = {"study": name, "machine": kept["machine"], "axes": axes,
-             **({"only": only} if only else {}),
-             "flags": {axis: values[0] for axis, values in every.items() if axis not in axes},
-             "runs": [dict(have[key], axes={axis: run[axis] for axis in axes})
-                      for run in study_runs(name) for key in [run_key({}, run)] if key in have]}
+    found = arranged(name, have, kept["machine"])
     if found["runs"]:
         write_results(path, found)
 
@@ -301,8 +317,7 @@ def harvest(name, out, keep):
 
 def missing(name):
     """The runs of a study without a result."""
-    found = read_json(HERE / f"results/{name}.json") or {"runs": []}
-    done = {run_key(found["flags"], run["axes"]) for run in found["runs"]}
+    done = by_key(read_json(HERE / f"results/{name}.json") or {"runs": []})
     return [run for run in study_runs(name) if run_key({}, run) not in done]
 
 

@@ -127,7 +127,8 @@ def test_region(seeds, low, high):
         return Test(OPEN, 1.0)
     error = found.sd / math.sqrt(found.n)
     if error == 0:
-        return Test(AGREES if low < found.mean < high else DISAGREES, 0.0)
+        return (Test(OPEN, 1.0) if found.mean in (low, high)
+                else Test(AGREES if low < found.mean < high else DISAGREES, 0.0))
     under = lambda bound: float(scipy.stats.t.cdf((found.mean - bound) / error, found.n - 1))
     over = lambda bound: float(scipy.stats.t.sf((found.mean - bound) / error, found.n - 1))
     inside, outside = max(over(low), under(high)), min(under(low), over(high))
@@ -323,10 +324,10 @@ class Functions:
                      found, rates, study)
         return found
 
-    def half(self, rate):
-        """The largest rate tried that is at most half of this one; the lowest where none is."""
-        lower = [one for one in self.rates() if float(one) <= 0.501 * float(rate)]
-        return lower[-1] if lower else self.rates()[0]
+    def near(self, rate, factor):
+        """The rate tried that is nearest to factor times this one."""
+        away = lambda one: abs(math.log(float(one) / (factor * float(rate))))
+        return min(self.rates(), key=away)
 
     def loss(self, mode=None, study=None, **axes):
         return self.values(cost, mode, study, **axes)
@@ -482,7 +483,7 @@ class Functions:
         return Seeds({str(i): one[a] / one[b] for i, one in enumerate(rounds)})
 
     def names(self):
-        own = ("loss", "entropy", "tuned", "lead", "loss_at", "early", "fails", "best", "half",
+        own = ("loss", "entropy", "tuned", "lead", "loss_at", "early", "fails", "best", "near",
                "largest_stable", "some_rate_fails", "rates_agree", "saved", "gradient",
                "group_spread", "residual", "ratio", "branch_variance", "probe", "order",
                "nth", "trend", "timing")
@@ -499,6 +500,7 @@ def pairs(similarity, first):
 SHARED = {
     "log10": of_array(safe_log10), "log2": of_array(np.log2), "square": of_array(np.square),
     "absolute": of_array(np.abs), "mean": of_array(np.mean), "deviation": of_array(np.std),
+    "positive": of_array(lambda x: float(x > 0)),
     "lowest": of_array(lambda g: float(safe_log10(g.min()))),
     "highest": of_array(lambda g: float(safe_log10(g.max()))),
     "spread": of_array(lambda g: float(np.std(safe_log10(g)))),

@@ -6,6 +6,7 @@ on results that are made for it, RESULTS.md is what the committed results give, 
 what the trainer says, and a study that is killed goes on. Needs numpy, scipy and matplotlib, and
 builds one trainer.
 """
+import itertools
 import json
 import math
 import pathlib
@@ -178,6 +179,8 @@ def test_sides():
            and side(Seeds({}), "< 0") == OPEN, "one seed, or none, has no interval")
     expect(side(Seeds({"1": -0.1, "2": math.nan, "3": -0.1}), "< 0") == OPEN,
            "what is not a number is on no side")
+    expect(side(Seeds({"1": 0.0, "2": 0.0}), "> 0") == OPEN
+           and side(Seeds({"1": 0.0, "2": 0.0}), "> -1") == AGREES, "a tie is on no side")
     expect(side(Seeds({"exact": 0.1}), "in 0.05 0.15") == AGREES
            and side(Seeds({"exact": 0.2}), "in 0.05 0.15") == DISAGREES,
            "an exact figure is its own interval")
@@ -295,6 +298,16 @@ def test_two_scales():
     expect(report.judge(claim, timing, None).verdict == AGREES, "a time needs no second scale")
     both = scale(below) | scale(below, width=96)
     expect(judged(both, ["", MINUS, "< 0"]) == ONE, "two narrow widths are not two scales")
+    made = lambda width, side, edges=(), missing=(): report.Scale(
+        {width}, [], [side], [side], list(edges), dict(missing), [], [])
+    for scales, verdict in (
+            ([made(64, AGREES), made(128, FEW)], FEW),
+            ([made(64, AGREES), made(96, OPEN), made(128, DISAGREES)], MIXED),
+            ([made(64, SIGN)], SIGN),
+            ([made(64, AGREES), made(128, FEW, edges=["e"])], EDGE),
+            ([made(64, AGREES), made(128, AGREES, ["e"], {"s": {"1"}})], WAITING)):
+        found = report.combined(CLAIM(), scales, lambda one: one.sides)
+        expect(found == verdict, f"{[one.sides for one in scales]}: {found}, expected {verdict}")
 
 
 def test_edge():
@@ -371,11 +384,11 @@ def test_likeness():
                                  ("not above", 0.005, DISAGREES), ("not below", 0.005, AGREES)):
         found = statistic.plain_sides([statistic.test(seeds, wanted, margin)])[0]
         expect(found == side, f"{wanted} {margin}: {found}, expected {side}")
-    for missing in ("margin", "margin_from"):
+    for missing, wanted in itertools.product(("margin", "margin_from"), ("like", "not below")):
+        bare = {name: value for name, value in claim.items() if name != missing}
         try:
-            report.judge({name: value for name, value in claim.items() if name != missing},
-                         scale(near), None)
-            expect(False, f"likeness without {missing}")
+            report.judge(dict(bare, expect=[["", MINUS, wanted]]), scale(near), None)
+            expect(False, f"{wanted} without {missing}")
         except ValueError:
             expect(True, "")
 
@@ -421,6 +434,8 @@ def test_order():
         order = statistic.rank_correlation(ours, range(n))
         found = statistic.plain_sides([statistic.test(order, "order")])[0]
         expect(found == side, f"{ours}: {found} with p {order.p}, expected {side}")
+    drawn = statistic.rank_correlation(list(range(12)), range(12))
+    expect(drawn.p == 1 / (statistic.DRAWS + 1), f"the order found is one of them: {drawn.p}")
     many = statistic.rank_correlation(np.random.default_rng(0).normal(size=16), range(16))
     exact = math.erfc(abs(many["exact"]) * math.sqrt(15) / math.sqrt(2))
     expect(abs(many.p - exact) < 0.03, f"drawn orders, near the normal limit: {many.p}, {exact}")
@@ -434,6 +449,11 @@ def test_missing():
     found = report.judge(CLAIM(["", MINUS, "< 0"]), scale(whole) | scale(part, 128), None)
     expect(found.verdict == WAITING and found.scales[1].missing == {"s@128": {"3"}}
            and len(found.scales[1].rows[0][1]) == 2, f"seed 3 is missing: {found.verdict}")
+    functions = statistic.Functions(scale(part) | scale(whole, study="t"), "s")
+    functions.loss("SPAN")
+    functions.results["s"]["axes"]["seed"] = ["1", "2", "3", "4"]
+    functions.loss("SPAN"), functions.loss("PRE")
+    expect(functions.missing == {"s": {"3", "4"}}, f"gaps of all arms: {functions.missing}")
     found = report.judge(CLAIM(["", MINUS, "< 0"], ["", "loss('PRE', study='t')", "< 9"]),
                          scale(whole) | scale(whole, 128), None)
     expect(found.verdict == WAITING and found.scales[0].sides == [AGREES, WAITING],
@@ -500,6 +520,30 @@ def test_fresh():
     expect(said.returncode and "--fresh without a study" in said.stderr, said.stderr)
 
 
+def test_widened():
+    """A study that got another rate or seed since its results were made lacks them: no verdict, and
+    no edge of the old grid."""
+    with tempfile.TemporaryDirectory() as folder:
+        before, repro.HERE = repro.HERE, pathlib.Path(folder)
+        try:
+            (repro.HERE / "results").mkdir()
+            results = scale(arms(-0.3, rates=3), rates=THREE)["s"]
+            flags = "".join(f"{name} = {value}\n" for name, value in results["flags"].items())
+            (repro.HERE / "results/s.json").write_text(json.dumps(dict(results, machine="m")))
+            for rates, seeds, says in (("1e-3, 2e-3, 4e-3", "1, 2, 3", ONE),
+                                       ("1e-3, 2e-3", "1, 2, 3", EDGE),
+                                       ("1e-3, 2e-3, 4e-3, 8e-3", "1, 2, 3", WAITING),
+                                       ("1e-3, 2e-3, 4e-3", "1, 2, 3, 4", WAITING)):
+                (repro.HERE / "s.toml").write_text(
+                    f'mode = ["PRE", "SPAN"]\nlr = [{rates}]\nseed = [{seeds}]\n{flags}')
+                found = report.judge(CLAIM(["", MINUS, "< 0"]), repro.read_results(), None)
+                expect(says in [found.verdict] + [report.scale_verdict(one, one.sides)
+                                                  for one in found.scales],
+                       f"rates {rates}, seeds {seeds}: {found.verdict}")
+        finally:
+            repro.HERE = before
+
+
 def test_commit():
     """A run names its commit; results that are written beside it do not make it dirty, sources
     do."""
@@ -552,6 +596,25 @@ def test_statistics():
     expect(functions.entropy("PRE") == {"1": 3.0, "2": 3.0, "3": 3.0}
            and list(functions.probe("PRE", "similarity")) == ["1", "2"],
            "entropies of all runs; probes of those that did not fail")
+    found["s"]["runs"][1]["status"] = COLLAPSED
+    expect(list(functions.probe("PRE", "similarity")) == ["1"], "one run that did not fail")
+    rates = small({"PRE": [[2.0], [2.8], [2.0]], "SPAN": [[2.9], [2.0], [2.0]]},
+                  {("SPAN", "0.001", "1"): COLLAPSED}, rates=THREE, seeds=("1",))
+    functions = statistic.Functions(rates, "s")
+    expect(functions.largest_stable("PRE") == {"1": math.log2(0.001)},
+           "a rate above one that is not stable does not count")
+    expect(functions.largest_stable("SPAN") == {"1": math.log2(0.0005)},
+           "half of the lowest where that is not stable")
+    expect((functions.near("0.002", 0.5), functions.near("0.002", 2), functions.near("4e-3", 2))
+           == ("0.001", "0.004", "0.004"), "the nearest rate that was tried")
+    expect(statistic.SHARED["positive"](Seeds({"1": 0.1, "2": 0.0})) == {"1": 1.0, "2": 0.0},
+           "a tie is not above")
+    curves = small({"PRE": [[2.0]], "SPAN": [[2.0]]}, seeds=("1",))
+    curves["s"]["flags"] = {"warmup": "0"}
+    for run in curves["s"]["runs"]:
+        run["curve"] = [] if run["axes"]["mode"] == "SPAN" else [3 - i / 100 for i in range(100)]
+    expect(statistic.Functions(curves, "s").saved("SPAN", "PRE") == {"1": 0.0},
+           "a run that never was there saves nothing")
     del by_depth[24]["2"]
     expect(list(statistic.Functions({}, "s").trend(by_depth)) == ["1"], "of the common seeds")
 
@@ -636,6 +699,18 @@ def test_page():
     """RESULTS.md is what claims.toml and results/ give; of no study more is said than was run."""
     expect(report.render(repro.read_claims(), repro.HERE) == (repro.HERE / "RESULTS.md")
            .read_text(), "RESULTS.md is up to date: python3 dev/repro/repro.py --table")
+    results = repro.read_results()
+    verdicts = [report.judge(claim, results, report.calculation_of(results)).verdict
+                for claim in repro.read_claims()["claim"]]
+    said = (repro.ROOT / "README.md").read_text()
+    for number, words in ((len(verdicts), "claims of the four papers"),
+                          (verdicts.count(AGREES), "agree, "),
+                          (verdicts.count(DISAGREES), "disagree ("),
+                          (verdicts.count(OPEN), "are not resolved"),
+                          (verdicts.count(ONE), "have one width"),
+                          (verdicts.count(WAITING), "wait for runs"),
+                          (verdicts.count(ELSEWHERE), "need another machine")):
+        expect(f" {number} {words}" in said, f"README.md: {number} {words}")
     for path in (repro.HERE / "results").glob("*.json"):
         if path.stem not in ("calculations", "timing"):
             found = json.loads(path.read_text())
