@@ -401,6 +401,13 @@ static void lane_make(Lane *lane) {
     ignore_end();
 }
 
+// ThreadSanitizer ignores what the child of a process with threads does, but not on lanes that were
+// there before: the child makes its own.
+static void lanes_end(void) {
+    for (Lane &lane : emu.lane) lane.blocks = LANE_BLOCKS;
+}
+static const int at_fork = pthread_atfork(NULL, NULL, lanes_end);
+
 // Registers of a thread, of the 65,536 that a block may have: at most 256, a multiple of 8. So many
 // has a kernel that __launch_bounds__ leaves no room for a second block.
 static int registers_at_launch(void) {
