@@ -90,8 +90,8 @@ def sdd(seed, what, *sizes):
     if what == "dv":  # exponent of the gradient's norm in that of V
         v, x, dy = (random.normal(size=(256, 256)) / 16, random.normal(size=256),
                     random.normal(size=256))
-        sizes = [rms(sdd_gradients(c * v, np.ones(256), x, dy)[1]) for c in (0.5, 2)]
-        return float(np.log(sizes[1] / sizes[0]) / np.log(4))
+        norms = [rms(sdd_gradients(c * v, np.ones(256), x, dy)[1]) for c in (0.5, 2)]
+        return float(np.log(norms[1] / norms[0]) / np.log(4))
     if what in ("eq6", "eq7"):  # the norm of the approximate gradient over that of the exact one
         n = sizes[0]
         v, x, dy = (random.normal(size=(n, n)) / np.sqrt(2.5 * n), random.normal(size=n),

@@ -241,7 +241,7 @@ def figure(what, seeds, wanted, side=None, plain=None, margin=None):
     else:
         found = statistic.interval(seeds)
         text = f"{what}: {number(found.mean)}"
-        if found.low < found.high:                       # one seed has no interval
+        if number(found.low) != number(found.high):      # one seed has no interval
             text += f" ({number(found.low)} to {number(found.high)})"
     if wanted and wanted != "sign":
         words = wanted.split()
@@ -300,16 +300,17 @@ def scale_text(claim, scale, results):
     """One scale: its size, figure by figure, and what it says."""
     read = scale.read or scale.beside
     judged = scale.rows[:len(scale.sides)]
-    drawn = max(([*seeds] for _, seeds, _ in judged if seeds), key=len, default=[])
     seeds = {}
     for name, run in read:
         seeds.setdefault(name, set()).add(run["axes"]["seed"])
-    head = ", ".join(f"{place(name)}: {len(found)} seeds" for name, found in seeds.items())
+    head = ", ".join(f"{place(name)}: {len(found)} seed" + "s" * (len(found) > 1)
+                     for name, found in seeds.items())
     if not read:
-        number_of = ("exact" if drawn == ["exact"]
-                     else f"{len(drawn)} rounds" if claim["study"] == "timing"
-                     else f"{len(drawn)} seeds")
-        head = f"{place(claim['study'])}: {number_of}"
+        drawn = max(([*found] for _, found, _ in judged if found), key=len, default=[])
+        many = ("exact" if drawn == ["exact"]
+                else f"{len(drawn)} rounds" if claim["study"] == "timing"
+                else f"{len(drawn)} seeds")
+        head = f"{place(claim['study'])}: {many}"
     if not scale.read and scale.beside:
         head = f"not run yet; beside it *{size_text(read, results)}* ({head})"
     elif read:
@@ -514,12 +515,11 @@ HEAD = """# What reproduces at small scale
 Written by `python3 dev/repro/repro.py` from [claims.toml](claims.toml) and [results/](results/);
 `--table` writes it again without runs, `--fresh STUDY` runs a study anew. {count} claims of four
 papers, {sided} of them with a predicted side. For {plain} of these the side was written down before
-the figure was looked at; {corrected} claims were corrected or added afterwards (they are among
-"What changed").
+the figure was looked at; the other {corrected} were corrected or added afterwards ("What changed").
 
-Rows without a verdict lack a second width or runs, have a best rate at an end of a grid, or need
-another machine. The models of the built-in stories were trained on at most {tokens} tokens, far
-fewer than any paper's. The rows say what such models do, and neither confirm nor refute a paper.
+Rows without a verdict lack a second width, runs, seeds or a predicted side, have a best rate at an
+end of a grid, or need another machine. The models of the built-in stories were trained on at most
+{tokens} tokens, far fewer than any paper's. The rows say what such models do, and neither confirm nor refute a paper.
 
 **The rule**, mechanical (report.py, statistic.py), nobody marks anything by eye:
 
@@ -545,8 +545,8 @@ Figures are means over seeds with 95 % t intervals. Arms with the same seed are 
 in the same order, the same bits in common weights): differences are taken seed by seed. Losses are
 nats per byte of the built-in stories at the end of the run, validation, each arm at its best rate
 of the study's grid unless the row names one. That rate was chosen by the mean of the seeds that are
-then tested, which favours the arm whose optimum is sharper. Gradients are those of the FFN's
-weights unless the row says otherwise. A run *fails* if it diverges or ends above 0.98 of the
+then tested, which favours the arm whose rates lie closest together. Gradients are those of the
+FFN's weights unless the row says otherwise. A run *fails* if it diverges or ends above 0.98 of the
 entropy of the bytes' frequencies (collapsed); one that diverged counts with that entropy in means.
 Some rows ask of a mean whether a model trains: it then has to end 0.5 nats below that entropy.
 Spectra, similarities and spreads of gradients are read from the runs that did not fail.
@@ -596,11 +596,11 @@ def render(table, here):
     parts = sum(len(claim.get("expect", [])) for claim in table["claim"])
     sided = [claim for claim in table["claim"]
              if any(side != "sign" for *_, side in claim.get("expect", []))]
-    plain = sum("put_right" not in claim for claim in sided)
-    corrected = sum("put_right" in claim for claim in table["claim"])
+    corrected = sum("put_right" in claim for claim in sided)
     lines = HEAD.format(count=len(table["claim"]), parts=parts, fail_seeds=statistic.FAIL_SEEDS,
                         small=SMALL, large=LARGE, tokens=short(most_tokens(results)),
-                        corrected=corrected, plain=plain, sided=len(sided)).splitlines()
+                        corrected=corrected, plain=len(sided) - corrected,
+                        sided=len(sided)).splitlines()
     lines += ["", *counts(table, outcomes), "", *comparison_counts(outcomes)]
     total = sum(repro.stated_minutes(name) for name in repro.studies())
     done = sum(repro.stated_minutes(name) for name in repro.studies() if not repro.missing(name))
@@ -613,8 +613,9 @@ def render(table, here):
         "to come from a clean commit (*-dirty* below); until then another study's new results "
         "made a commit dirty.", 100), ""]
     for letter, paper in PAPERS.items():
-        lines += [f"## {paper}", ""] + textwrap.wrap(table["paper"].get(letter, ""), 100)
-        lines += ["", "| | claim | the paper | here | verdict |",
+        note = textwrap.wrap(table["paper"].get(letter, ""), 100)
+        lines += [f"## {paper}", ""] + (note + [""] if note else [])
+        lines += ["| | claim | the paper | here | verdict |",
                   "|---|---|---|---|---|"]
         lines += [claim_row(claim, outcomes[claim["id"]], results) for claim in table["claim"]
                   if claim["id"].startswith(letter)] + [""]

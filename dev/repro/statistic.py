@@ -324,10 +324,10 @@ class Functions:
                      found, rates, study)
         return found
 
-    def near(self, rate, factor):
-        """The rate tried that is nearest to factor times this one."""
+    def near(self, rate, factor, **arm):
+        """The rate tried with this arm that is nearest to factor times this one."""
         away = lambda one: abs(math.log(float(one) / (factor * float(rate))))
-        return min(self.rates(), key=away)
+        return min(self.rates(**arm), key=away)
 
     def loss(self, mode=None, study=None, **axes):
         return self.values(cost, mode, study, **axes)
