@@ -376,8 +376,8 @@ def claim_row(claim, outcome, results):
     for note in ("trap", "margin_from"):
         if claim.get(note):
             paper += f"<br>*{cell(claim[note])}*"
-    return (f"| {claim['id']} | {cell(claim['claim'])} <br>{cell(claim['where'])} | {paper} | "
-            f"{here} | {verdict} |")
+    return (f"| {claim['id']} | {verdict} | {cell(claim['claim'])} <br>{cell(claim['where'])} | "
+            f"{paper} | {here} |")
 
 
 def count_line(name, verdicts):
@@ -615,12 +615,12 @@ def render(table, here):
     for letter, paper in PAPERS.items():
         note = textwrap.wrap(table["paper"].get(letter, ""), 100)
         lines += [f"## {paper}", ""] + (note + [""] if note else [])
-        lines += ["| | claim | the paper | here | verdict |",
+        lines += ["| | verdict | claim | the paper | here |",
                   "|---|---|---|---|---|"]
         lines += [claim_row(claim, outcomes[claim["id"]], results) for claim in table["claim"]
                   if claim["id"].startswith(letter)] + [""]
     lines += ["## Questions of our own", "", QUESTIONS, "",
-              "| | question | known elsewhere | here | verdict |", "|---|---|---|---|---|"]
+              "| | verdict | question | known elsewhere | here |", "|---|---|---|---|---|"]
     lines += [claim_row(question, judge(question, results, calculation_of(results)), results)
               for question in table["question"]] + [""]
     lines += ["## What changed", "", "Verdicts before these rules, now, and why. Studies whose "
