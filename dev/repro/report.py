@@ -519,7 +519,8 @@ the figure was looked at; the other {corrected} were corrected or added afterwar
 
 Rows without a verdict lack a second width, runs, seeds or a predicted side, have a best rate at an
 end of a grid, or need another machine. The models of the built-in stories were trained on at most
-{tokens} tokens, far fewer than any paper's. The rows say what such models do, and neither confirm nor refute a paper.
+{tokens} tokens, far fewer than any paper's. The rows say what such models do, and neither confirm
+nor refute a paper.
 
 **The rule**, mechanical (report.py, statistic.py), nobody marks anything by eye:
 

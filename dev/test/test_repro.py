@@ -606,7 +606,8 @@ def test_statistics():
     expect(functions.largest_stable("SPAN") == {"1": math.log2(0.0005)},
            "half of the lowest where that is not stable")
     expect((functions.near("0.002", 0.5), functions.near("0.002", 2),
-            functions.near("4e-3", 2, mode="PRE")) == ("0.001", "0.004", "0.004"), "the nearest rate that was tried")
+            functions.near("4e-3", 2, mode="PRE")) == ("0.001", "0.004", "0.004"),
+           "the nearest rate that was tried")
     expect(statistic.SHARED["positive"](Seeds({"1": 0.1, "2": 0.0})) == {"1": 1.0, "2": 0.0},
            "a tie is not above")
     curves = small({"PRE": [[2.0]], "SPAN": [[2.0]]}, seeds=("1",))
