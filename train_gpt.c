@@ -64,30 +64,31 @@ static real *at(real *x, int64_t offset) { return x ? x + offset : NULL; }
 //   y [n, ldy]: the first `out` columns of each row are written
 
 typedef struct {
+    const real *w, *b;
+    real *dw, *db;
     int64_t n;
     int out, in;
     int ldy;    // from one row of y to the next: `out`, or more where two linears share a buffer
     real c;     // 1, or LayerNorm Scaling's 1/sqrt(l+1)
     int to_dw;  // SET or ADD: dW
-} LinearShape;
+} Linear;
 
-static void linear_forward(real *y, const real *x, const real *w, const real *b, LinearShape s) {
-    View y_out = view(y, s.ldy), x_in = view(x, s.in), w_in = view(w, s.in);
+static void linear_forward(real *y, const real *x, Linear s) {
+    View y_out = view(y, s.ldy), x_in = view(x, s.in), w_in = view(s.w, s.in);
     gemm(y_out, x_in, transpose(w_in), s.n, s.out, s.in, s.c, 0);
-    if (!b) return;
+    if (!s.b) return;
 #pragma omp parallel for
     for (int64_t i = 0; i < s.n; i++)
-        for (int j = 0; j < s.out; j++) y[i * s.ldy + j] += b[j];
+        for (int j = 0; j < s.out; j++) y[i * s.ldy + j] += s.b[j];
 }
 
 // dx = c W^T dy    dW = c dy x^T    db += dy
 //   dx [n, in]: SET or ADD, as `add` says   dw [out, in]: as s.to_dw says   db [out] or NULL
-static void linear_backward(real *dx, real *dw, real *db, const real *dy, const real *x,
-                            const real *w, LinearShape s, int add) {
-    View dy_out = view(dy, s.ldy), x_in = view(x, s.in), w_in = view(w, s.in);
+static void linear_backward(real *dx, const real *dy, const real *x, Linear s, int add) {
+    View dy_out = view(dy, s.ldy), x_in = view(x, s.in), w_in = view(s.w, s.in);
     gemm(view(dx, s.in), dy_out, w_in, s.n, s.in, s.out, s.c, add == ADD);
-    gemm(view(dw, s.in), transpose(dy_out), x_in, s.out, s.in, s.n, s.c, s.to_dw == ADD);
-    if (!db) return;
+    gemm(view(s.dw, s.in), transpose(dy_out), x_in, s.out, s.in, s.n, s.c, s.to_dw == ADD);
+    if (!s.db) return;
     // A thread owns a strip of columns, and sums it over the rows in order.
 #pragma omp parallel for
     for (int j0 = 0; j0 < s.out; j0 += STRIP) {
@@ -95,7 +96,7 @@ static void linear_backward(real *dx, real *dw, real *db, const real *dy, const 
         real sum[STRIP] = {0};
         for (int64_t i = 0; i < s.n; i++)
             for (int j = 0; j < strip; j++) sum[j] += dy[i * s.ldy + j0 + j];
-        for (int j = 0; j < strip; j++) db[j0 + j] += sum[j];
+        for (int j = 0; j < strip; j++) s.db[j0 + j] += sum[j];
     }
 }
 
@@ -879,10 +880,13 @@ static real *slot_backward(Norm norm, real *dx, real *dy, const real *x) {
     return dx;
 }
 
-// A linear whose rows are the block's.
-static LinearShape linear_shape(const Block *b, int out, int in, real c) {
-    return (LinearShape){b->n, out, in, out, c, b->dw_of_linears};
-}
+// A linear of the block's rows, without a bias and with one.
+#define LINEAR(b, weight, out, in, c) \
+    (Linear){(b)->w.weight, NULL, (b)->dw.weight, NULL, (b)->n, out, in, out, c, \
+             (b)->dw_of_linears}
+#define BIASED(b, weight, out, in, c) \
+    (Linear){(b)->w.weight, (b)->w.weight##_b, (b)->dw.weight, (b)->dw.weight##_b, (b)->n, \
+             out, in, out, c, (b)->dw_of_linears}
 
 // ------------------------------------------------------------------------------ attention branch
 // y = W_o N_ctx(attention(rope(N_q(W_q c u)), rope(N_k(k)), N_v(v)))
@@ -926,44 +930,37 @@ static Norm k_norm(const Block *b) {
 static void kv_forward(const Block *b, const real *u) {
     const Model *m = b->m;
     const Acts *a = &b->a;
-    int width = m->KV * m->HS, rank = m->kv_rank, R = m->rope_size;
+    int width = m->KV * m->HS, rank = m->kv_rank, R = m->rope_size, C = m->C;
+    real c = b->p.attn_c;
     if (!rank) {
-        LinearShape whole = linear_shape(b, width, m->C, b->p.attn_c);
-        linear_forward(a->k, u, b->w.wk, b->w.wk_b, whole);
-        linear_forward(a->v, u, b->w.wv, b->w.wv_b, whole);
+        linear_forward(a->k, u, BIASED(b, wk, width, C, c));
+        linear_forward(a->v, u, BIASED(b, wv, width, C, c));
         return;
     }
-    const real *wkr = b->w.wkva + (int64_t)rank * m->C;  // one key part for all heads
-    linear_forward(a->kvc, u, b->w.wkva, NULL, linear_shape(b, rank, m->C, b->p.attn_c));
-    linear_forward(a->kr, u, wkr, NULL, linear_shape(b, R, m->C, b->p.attn_c));
+    linear_forward(a->kvc, u, LINEAR(b, wkva, rank, C, c));
+    linear_forward(a->kr, u, LINEAR(b, wkva + (int64_t)rank * C, R, C, c));  // for all heads
     norm_forward(a->kvcn, a->kvc, NORM(b, latent));
-    linear_forward(a->kvb, a->kvcn, b->w.wkvb, NULL, linear_shape(b, 2 * width, rank, 1));
+    linear_forward(a->kvb, a->kvcn, LINEAR(b, wkvb, 2 * width, rank, 1));
     latent_heads_forward(a->k, a->v, a->kvb, a->kr, b->n, m->NH, m->HS, R);
 }
 
 // du is ADDed to: q has already written it.
-// dk, dv: gradients before their norms.
-static void kv_backward(const Block *b, real *du, const real *dk, const real *dv, const real *u) {
+// d.k, d.v: gradients before their norms.
+static void kv_backward(const Block *b, real *du, const real *u) {
     const Model *m = b->m;
     const Acts *a = &b->a, *d = &b->d;
-    const Params *w = &b->w;
-    const Grads *dw = &b->dw;
-    int width = m->KV * m->HS, rank = m->kv_rank, R = m->rope_size;
+    int width = m->KV * m->HS, rank = m->kv_rank, R = m->rope_size, C = m->C;
+    real c = b->p.attn_c;
     if (!rank) {
-        LinearShape whole = linear_shape(b, width, m->C, b->p.attn_c);
-        linear_backward(du, dw->wk, dw->wk_b, dk, u, w->wk, whole, ADD);
-        linear_backward(du, dw->wv, dw->wv_b, dv, u, w->wv, whole, ADD);
+        linear_backward(du, d->k, u, BIASED(b, wk, width, C, c), ADD);
+        linear_backward(du, d->v, u, BIASED(b, wv, width, C, c), ADD);
         return;
     }
-    int64_t above = (int64_t)rank * m->C;  // elements of W_kva above W_kr
-    LinearShape wkvb = linear_shape(b, 2 * width, rank, 1);
-    LinearShape wkva = linear_shape(b, rank, m->C, b->p.attn_c);
-    latent_heads_backward(d->kvb, d->kr, dk, dv, b->n, m->NH, m->HS, R);
-    linear_backward(d->kvcn, dw->wkvb, NULL, d->kvb, a->kvcn, w->wkvb, wkvb, SET);
+    latent_heads_backward(d->kvb, d->kr, d->k, d->v, b->n, m->NH, m->HS, R);
+    linear_backward(d->kvcn, d->kvb, a->kvcn, LINEAR(b, wkvb, 2 * width, rank, 1), SET);
     norm_backward(d->kvc, d->kvcn, a->kvc, NORM(b, latent), SET);
-    linear_backward(du, dw->wkva, NULL, d->kvc, u, w->wkva, wkva, ADD);
-    linear_backward(du, dw->wkva + above, NULL, d->kr, u, w->wkva + above,
-                    linear_shape(b, R, m->C, b->p.attn_c), ADD);
+    linear_backward(du, d->kvc, u, LINEAR(b, wkva, rank, C, c), ADD);
+    linear_backward(du, d->kr, u, LINEAR(b, wkva + (int64_t)rank * C, R, C, c), ADD);
 }
 
 // The KV cache is filled here: the keys (or values) of the new rows join those of earlier tokens.
@@ -981,47 +978,40 @@ static void attn_branch_forward(const Block *b, real *y, const real *u) {
     const Acts *a = &b->a;
     int Q = m->NH * qk_size(m);  // width of q
     int l2 = b->p.q.on == L2;    // nGPT
-    linear_forward(a->q, u, b->w.wq, b->w.wq_b, linear_shape(b, Q, m->C, b->p.attn_c));
+    linear_forward(a->q, u, BIASED(b, wq, Q, m->C, b->p.attn_c));
     kv_forward(b, u);
     // norms of q, k, v, with RoPE after them, or for nGPT before
     if (m->rope && l2) qk_rope(b, a->q, a->k, +1);
-    real *q = slot_forward(NORM(b, q), a->qn, a->q);
-    real *k = slot_forward(k_norm(b), a->kn, a->k);
-    real *v = slot_forward(NORM(b, v), a->vn, a->v);
-    if (m->rope && !l2) qk_rope(b, q, k, +1);
-    const real *keys = kv_cache_fill(b, b->cache.k, k, m->KV * qk_size(m));
-    const real *values = kv_cache_fill(b, b->cache.v, v, m->KV * m->HS);
-    attention_forward(a->c, a->peak, a->lse, q, keys, values, attn_shape(b));
-    real *c = slot_forward(NORM(b, ctx), a->cn, a->c);  // [n, NH * HS]
-    linear_forward(y, c, b->w.wo, b->w.wo_b, linear_shape(b, m->C, m->NH * m->HS, 1));
+    slot_forward(NORM(b, q), a->qn, a->q);
+    slot_forward(k_norm(b), a->kn, a->k);
+    slot_forward(NORM(b, v), a->vn, a->v);
+    if (m->rope && !l2) qk_rope(b, a->qn, a->kn, +1);
+    const real *keys = kv_cache_fill(b, b->cache.k, a->kn, m->KV * qk_size(m));
+    const real *values = kv_cache_fill(b, b->cache.v, a->vn, m->KV * m->HS);
+    attention_forward(a->c, a->peak, a->lse, a->qn, keys, values, attn_shape(b));
+    slot_forward(NORM(b, ctx), a->cn, a->c);  // [n, NH * HS]
+    linear_forward(y, a->cn, BIASED(b, wo, m->C, m->NH * m->HS, 1));
 }
 
-// dq, dk, dv and dc are first the gradients of what the norms of filled slots return, then of what
-// these read.
+// d.qn, d.kn, d.vn and d.cn are the gradients of what the norms return, d.q and so on of what they
+// read.
 // add: ADD if the slot `in` is empty; du is then the stream's dx.
 static void attn_branch_backward(const Block *b, real *du, real *dy, const real *u, int add) {
     const Model *m = b->m;
     const Acts *a = &b->a, *d = &b->d;
-    const Params *w = &b->w;
-    const Grads *dw = &b->dw;
     int Q = m->NH * qk_size(m);  // width of q
     int l2 = b->p.q.on == L2;    // nGPT
-    LinearShape wq = linear_shape(b, Q, m->C, b->p.attn_c);
-    LinearShape wo = linear_shape(b, m->C, m->NH * m->HS, 1);
-    const real *q = b->p.q.on ? a->qn : a->q, *k = b->p.k.on ? a->kn : a->k;
-    const real *v = b->p.v.on ? a->vn : a->v, *c = b->p.ctx.on ? a->cn : a->c;
-    real *dq = b->p.q.on ? d->qn : d->q, *dk = b->p.k.on ? d->kn : d->k;
-    real *dv = b->p.v.on ? d->vn : d->v, *dc = b->p.ctx.on ? d->cn : d->c;
-    linear_backward(dc, dw->wo, dw->wo_b, dy, c, w->wo, wo, SET);
-    dc = slot_backward(NORM(b, ctx), d->c, dc, a->c);  // before the context's norm
-    attention_backward(dq, dk, dv, dc, a->c, a->lse, q, k, v, attn_shape(b));
-    if (m->rope && !l2) qk_rope(b, dq, dk, -1);
-    dq = slot_backward(NORM(b, q), d->q, dq, a->q);
-    dk = slot_backward(k_norm(b), d->k, dk, a->k);
-    dv = slot_backward(NORM(b, v), d->v, dv, a->v);
-    if (m->rope && l2) qk_rope(b, dq, dk, -1);
-    linear_backward(du, dw->wq, dw->wq_b, dq, u, w->wq, wq, add);
-    kv_backward(b, du, dk, dv, u);
+    linear_backward(d->cn, dy, a->cn, BIASED(b, wo, m->C, m->NH * m->HS, 1), SET);
+    slot_backward(NORM(b, ctx), d->c, d->cn, a->c);
+    attention_backward(d->qn, d->kn, d->vn, d->c, a->c, a->lse, a->qn, a->kn, a->vn,
+                       attn_shape(b));
+    if (m->rope && !l2) qk_rope(b, d->qn, d->kn, -1);
+    slot_backward(NORM(b, q), d->q, d->qn, a->q);
+    slot_backward(k_norm(b), d->k, d->kn, a->k);
+    slot_backward(NORM(b, v), d->v, d->vn, a->v);
+    if (m->rope && l2) qk_rope(b, d->q, d->k, -1);
+    linear_backward(du, d->q, u, BIASED(b, wq, Q, m->C, b->p.attn_c), add);
+    kv_backward(b, du, u);
 }
 
 // ------------------------------------------------------------------------------ ffn branch
@@ -1034,39 +1024,35 @@ static void attn_branch_backward(const Block *b, real *du, real *dy, const real 
 //   gu, gun [n, 2 F] or [n, F] before and after N_hidden    h [n, F]    sy [n, C] before N_down
 
 // Gate and up each fill one half of gu.
-static LinearShape mlp_in(const Block *b) {
-    LinearShape s = linear_shape(b, b->p.F, b->m->C, b->p.ffn_c);
+static Linear mlp_in(const Block *b, Linear s) {
     if (b->m->swiglu) s.ldy *= 2;
     return s;
 }
+#define GATE(b) mlp_in(b, BIASED(b, wg, (b)->p.F, (b)->m->C, (b)->p.ffn_c))
+#define UP(b) mlp_in(b, BIASED(b, wu, (b)->p.F, (b)->m->C, (b)->p.ffn_c))
 
 //   u, y [n, C]
 static void mlp_forward(const Block *b, real *y, const real *u) {
     const Acts *a = &b->a;
-    const Params *w = &b->w;
     int C = b->m->C, F = b->p.F, swiglu = b->m->swiglu;
-    if (swiglu) linear_forward(a->gu, u, w->wg, w->wg_b, mlp_in(b));
-    linear_forward(a->gu + (swiglu ? F : 0), u, w->wu, w->wu_b, mlp_in(b));
-    real *gu = slot_forward(NORM(b, hidden), a->gun, a->gu);
-    activation_forward(a->h, gu, b->n, F, swiglu);
+    if (swiglu) linear_forward(a->gu, u, GATE(b));
+    linear_forward(a->gu + (swiglu ? F : 0), u, UP(b));
+    slot_forward(NORM(b, hidden), a->gun, a->gu);
+    activation_forward(a->h, a->gun, b->n, F, swiglu);
     real *down = b->p.shared_out.on ? a->sy : y;  // W_down's output
-    linear_forward(down, a->h, w->wd, w->wd_b, linear_shape(b, C, F, 1));
+    linear_forward(down, a->h, BIASED(b, wd, C, F, 1));
     slot_forward(NORM(b, shared_out), y, down);
 }
 
 static void mlp_backward(const Block *b, real *du, real *dy, const real *u, int add) {
     const Acts *a = &b->a, *d = &b->d;
-    const Params *w = &b->w;
-    const Grads *dw = &b->dw;
     int C = b->m->C, F = b->p.F, swiglu = b->m->swiglu;
-    real *gu = b->p.hidden.on ? a->gun : a->gu, *dgu = b->p.hidden.on ? d->gun : d->gu;
     real *ddown = slot_backward(NORM(b, shared_out), d->sy, dy, a->sy);
-    linear_backward(d->h, dw->wd, dw->wd_b, ddown, a->h, w->wd, linear_shape(b, C, F, 1), SET);
-    activation_backward(dgu, d->h, gu, b->n, F, swiglu);
-    dgu = slot_backward(NORM(b, hidden), d->gu, dgu, a->gu);
-    real *dup = dgu + (swiglu ? F : 0);
-    linear_backward(du, dw->wu, dw->wu_b, dup, u, w->wu, mlp_in(b), add);
-    if (swiglu) linear_backward(du, dw->wg, dw->wg_b, dgu, u, w->wg, mlp_in(b), ADD);
+    linear_backward(d->h, ddown, a->h, BIASED(b, wd, C, F, 1), SET);
+    activation_backward(d->gun, d->h, a->gun, b->n, F, swiglu);
+    slot_backward(NORM(b, hidden), d->gu, d->gun, a->gu);
+    linear_backward(du, d->gu + (swiglu ? F : 0), u, UP(b), add);
+    if (swiglu) linear_backward(du, d->gu, u, GATE(b), ADD);
 }
 
 // The block as mlp_forward sees it for routed expert e. Its matrices and gains follow those of the
@@ -1093,6 +1079,8 @@ static Block expert_block(const Block *b, int e) {
     EXPERT(a, d, gun, xgun, row * GU);
     EXPERT(a, d, h, xh, row * F);
     EXPERT(a, d, sy, xy, row * C);
+    EXPERT(a, d, xx, xx, row * C);
+    EXPERT(a, d, xyn, xyn, row * C);
     x.a.hidden_rstd = at(b->a.expert_hidden_rstd, row * hidden->groups);
     x.a.shared_out_rstd = at(b->a.expert_out_rstd, row);
     return x;
@@ -1116,8 +1104,7 @@ static void moe_forward(const Block *b, real *y, const real *u) {
     const Acts *a = &b->a;
     RouterShape r = router_shape(b);
     int C = b->m->C;
-    real *rows = b->p.expert_out.on ? a->xyn : a->xy;
-    linear_forward(a->rz, u, b->w.router, NULL, linear_shape(b, r.E, C, b->p.ffn_c));  // [n, E]
+    linear_forward(a->rz, u, LINEAR(b, router, r.E, C, b->p.ffn_c));  // [n, E]
     router_scores(a->rs, a->rlse, a->rz, r);
     router_forward(a->gate, a->choice, a->load, a->share, a->rs, b->w.router_bias, r);
     router_sort(a->place, a->start, a->choice, r);
@@ -1125,11 +1112,10 @@ static void moe_forward(const Block *b, real *y, const real *u) {
 #pragma omp parallel for schedule(dynamic)
     for (int e = 0; e < r.E; e++) {
         Block x = expert_block(b, e);
-        int64_t row = a->start[e] * (int64_t)C;
-        if (x.n) mlp_forward(&x, rows + row, a->xx + row);
+        if (x.n) mlp_forward(&x, x.a.xyn, x.a.xx);
     }
     if (b->p.F) mlp_forward(b, y, u);  // shared experts
-    combine_forward(y, rows, a->gate, a->place, r.n, r.K, C, b->p.F ? ADD : SET);
+    combine_forward(y, a->xyn, a->gate, a->place, r.n, r.K, C, b->p.F ? ADD : SET);
 }
 
 // u is read by the router, the experts and the shared experts: the router SETs or ADDs du, the
@@ -1138,19 +1124,16 @@ static void moe_backward(const Block *b, real *du, real *dy, const real *u, int 
     const Acts *a = &b->a, *d = &b->d;
     RouterShape r = router_shape(b);
     int C = b->m->C;
-    real *rows = b->p.expert_out.on ? a->xyn : a->xy, *drows = b->p.expert_out.on ? d->xyn : d->xy;
-    combine_backward(drows, d->gate, dy, rows, a->gate, a->place, r.n, r.K, C);
+    combine_backward(d->xyn, d->gate, dy, a->xyn, a->gate, a->place, r.n, r.K, C);
     router_backward(d->rz, d->gate, a->gate, a->choice, a->load, a->rs, a->rz, a->rlse, r,
                     b->dloss);
-    linear_backward(du, b->dw.router, NULL, d->rz, u, b->w.router,
-                    linear_shape(b, r.E, C, b->p.ffn_c), add);
+    linear_backward(du, d->rz, u, LINEAR(b, router, r.E, C, b->p.ffn_c), add);
 #pragma omp parallel for schedule(dynamic)
     for (int e = 0; e < r.E; e++) {
         Block x = expert_block(b, e);
-        int64_t row = a->start[e] * (int64_t)C;
         // an expert without tokens still SETs its gradients, to 0
         if (x.n || x.dw_of_linears == SET)
-            mlp_backward(&x, d->xx + row, drows + row, a->xx + row, SET);
+            mlp_backward(&x, x.d.xx, x.d.xyn, x.a.xx, SET);
     }
     gather_backward(du, d->xx, a->place, r.n, r.K, C);
     if (b->p.F) mlp_backward(b, du, dy, u, ADD);
@@ -1174,7 +1157,7 @@ typedef struct {
     real *u, *du;        // [n, C], as all that follow; only if `in` is filled
     real *y, *dy;
     real *yn, *dyn;      // only if `out` is filled
-    real *s, *ds;        // only if `post` is filled
+    real *s, *ds;
     void (*forward)(const Block *b, real *y, const real *u);
     void (*backward)(const Block *b, real *du, real *dy, const real *u, int add);
 } Sublayer;
@@ -1247,7 +1230,7 @@ static void sublayer_forward(const Block *b, Sublayer f, real *next, real *x, re
     f.forward(b, f.y, u);
     const real *yn = slot_forward(f.out, f.yn, f.y);
     const real *skip = sublayer_skip(f, x, u, x0);
-    real *s = f.post.site.on ? f.s : next;  // without post the sum is the output
+    real *s = f.s;  // without post it is next
     if (f.p) interpolate_forward(s, skip, yn, f.p, b->n, b->m->C);
     else {
 #pragma omp parallel for simd
@@ -1298,15 +1281,13 @@ static void block_recompute(const Block *b, real *x) {
     const Acts *a = &b->a;
     const Model *m = b->m;
     slot_forward(NORM(b, attn_in), a->ai, x);
-    real *u = slot_forward(NORM(b, ffn_in), a->fi, a->mid);
-    real *gu = b->p.hidden.on ? a->gun : a->gu;
-    if (b->p.F) activation_forward(a->h, gu, b->n, b->p.F, m->swiglu);
+    slot_forward(NORM(b, ffn_in), a->fi, a->mid);
+    if (b->p.F) activation_forward(a->h, a->gun, b->n, b->p.F, m->swiglu);
     if (!b->p.moe) return;
     RouterShape r = router_shape(b);
     router_scores(a->rs, a->rlse, a->rz, r);
-    gather_forward(a->xx, u, a->place, r.n, r.K, m->C);
-    gu = b->p.expert_hidden.on ? a->xgun : a->xgu;
-    activation_forward(a->xh, gu, r.n * r.K, m->F, m->swiglu);
+    gather_forward(a->xx, a->fi, a->place, r.n, r.K, m->C);
+    activation_forward(a->xh, a->xgun, r.n * r.K, m->F, m->swiglu);
 }
 
 // ------------------------------------------------------------------------------ statistics
@@ -1369,15 +1350,13 @@ static void router_count(const Block *b, double *loss, double *stats) {
 }
 
 // Adds the squares of a sublayer's branch to sums[0], those of its skip to sums[1].
-//   next, x, x0 as in sublayer_forward
-static void sublayer_stats(const Block *b, Sublayer f, double sums[2], const real *next, real *x,
-                           real *x0) {
+//   x, x0 as in sublayer_forward
+static void sublayer_stats(const Block *b, Sublayer f, double sums[2], real *x, real *x0) {
     int C = b->m->C;
     int64_t values = b->n * C;
-    const real *s = f.post.site.on ? f.s : next;
     const real *skip = sublayer_skip(f, x, f.in.site.on ? f.u : x, x0);
     if (!f.p) {  // yn = s - a skip
-        sums[0] += square_sum(s, skip, f.a, values);
+        sums[0] += square_sum(f.s, skip, f.a, values);
         sums[1] += (double)f.a * f.a * squares(skip, values);
         return;
     }
@@ -1392,8 +1371,8 @@ static void sublayer_stats(const Block *b, Sublayer f, double sums[2], const rea
 static void block_stats(const Block *b, LayerStats *stats, real *x0) {
     LayerSums *sums = &stats->sums;
     int64_t rows = b->n * b->m->NH;
-    sublayer_stats(b, attn_sublayer(b), &sums->squares[ATTN_BRANCH], b->a.mid, x0, x0);
-    sublayer_stats(b, ffn_sublayer(b), &sums->squares[FFN_BRANCH], b->a.x, b->a.mid, x0);
+    sublayer_stats(b, attn_sublayer(b), &sums->squares[ATTN_BRANCH], x0, x0);
+    sublayer_stats(b, ffn_sublayer(b), &sums->squares[FFN_BRANCH], b->a.mid, x0);
     sums->squares[STREAM] += squares(b->a.x, b->n * b->m->C);
     stats->tokens += b->n;
     for (int64_t i = 0; i < rows; i++)  // NaN stays
@@ -1443,8 +1422,8 @@ static Block gpt_block(const Gpt *g, int l) {
         .m = m, .s = &g->now, .n = g->now.n, .p = layer_mode(m, l),
         .w = params_view(&g->layout, g->tensors[WEIGHTS], l),
         .dw = grads_view(&g->layout, g->tensors[GRADS], l),
-        .a = acts_view(&g->act_layout, m, &g->max, g->acts, l, 0),
-        .d = acts_view(&g->act_layout, m, &g->max, g->grads, l, 1),
+        .a = acts_view(g->act_layout.act, g->acts, l),
+        .d = acts_view(g->act_layout.grad, g->grads, l),
         .cache = cache, .rotary = at(g->rotary, (int64_t)cache.cached * rotary_size(m)),
         .dw_of_linears = g->dw_of_linears,
         .begins = g->decoding ? NULL : g->begins,
@@ -1508,7 +1487,7 @@ static void gpt_destroy(Gpt *g) {
     free(g->router_sums);
     free(g->tensor_stats);
     layout_free(&g->layout);
-    act_layout_free(&g->act_layout);
+    free(g->act_layout.act);
     free(g);
 }
 
@@ -1521,10 +1500,10 @@ static real *blocks_forward(Gpt *g, const int32_t *inputs, int B, int T, bool co
     tokens_check("token", inputs, g->now.n, m->V);
     if (g->begins) documents_find(g->begins, NULL, inputs, B, T, g->documents.separator);
     Block b = gpt_block(g, 0);
-    real *raw = b.p.emb.on ? b.a.raw : b.a.e;  // before the embedding's norm
     const real *wpe = at(b.w.wpe, (int64_t)b.cache.cached * m->C);
-    embedding_forward(raw, g->inputs, b.w.wte, wpe, restarts(g, &b), B * T, T, m->C, m->emb_scale);
-    real *x = slot_forward(NORM(&b, emb), b.a.e, raw);
+    embedding_forward(b.a.raw, g->inputs, b.w.wte, wpe, restarts(g, &b), B * T, T, m->C,
+                      m->emb_scale);
+    real *x = slot_forward(NORM(&b, emb), b.a.e, b.a.raw);
     for (int l = 0; l < m->L; l++) {
         b = gpt_block(g, l);
         block_forward(&b, x);
@@ -1536,15 +1515,19 @@ static real *blocks_forward(Gpt *g, const int32_t *inputs, int B, int T, bool co
     return x;
 }
 
+// The LM head's matrix is the embedding's (tied), or its own.
+static Linear lm_head_linear(const Block *b) {
+    if (b->m->tied) return LINEAR(b, wte, b->m->Vp, b->m->C, 1);
+    return LINEAR(b, wlm, b->m->Vp, b->m->C, 1);
+}
+
 // logits [n, Vp] = s_z * W_head N_fin(x), for the current rows. s_z: only nGPT. Returns the last
 // layer's activations, which hold the logits.
 static Acts lm_head_forward(Gpt *g, real *x) {
-    const Model *m = &g->m;
-    Block b = gpt_block(g, m->L - 1);
-    real *w = m->tied ? b.w.wte : b.w.wlm, *z = b.p.logits.on ? b.a.z : b.a.logits;
+    Block b = gpt_block(g, g->m.L - 1);
     x = slot_forward(NORM(&b, fin), b.a.fx, x);
-    linear_forward(z, x, w, NULL, linear_shape(&b, m->Vp, m->C, 1));
-    slot_forward(logits_gain(&b), b.a.logits, z);
+    linear_forward(b.a.z, x, lm_head_linear(&b));
+    slot_forward(logits_gain(&b), b.a.logits, b.a.z);
     return b.a;
 }
 
@@ -1622,13 +1605,11 @@ static void gpt_backward(Gpt *g, double scale, int last) {
     int n = g->now.n;
     bool reducing = last && g->processes > 1;
     Block b = gpt_block(g, m->L - 1);
-    real *x = b.p.fin.on ? b.a.fx : b.a.x, *dx = b.p.fin.on ? b.d.fx : b.d.x;
-    real *w = m->tied ? b.w.wte : b.w.wlm, *dw = m->tied ? b.dw.wte : b.dw.wlm;
     // LM head backward: cross-entropy, s_z, W_head, final norm
     crossentropy_backward(b.a.logits, b.a.logsum, g->targets, n, m->V, m->Vp, scale, g->z_loss);
     real *dlogits = slot_backward(logits_gain(&b), b.d.z, b.a.logits, b.a.z);
-    linear_backward(dx, dw, NULL, dlogits, x, w, linear_shape(&b, m->Vp, m->C, 1), SET);
-    slot_backward(NORM(&b, fin), b.d.x, dx, b.a.x);
+    linear_backward(b.d.fx, dlogits, b.a.fx, lm_head_linear(&b), SET);
+    slot_backward(NORM(&b, fin), b.d.x, b.d.fx, b.a.x);
     for (int l = m->L - 1; l >= 0; l--) {
         Block below = gpt_block(g, l > 0 ? l - 1 : 0);
         real *in = l > 0 ? below.a.x : b.a.e, *din = l > 0 ? below.d.x : b.d.e;
@@ -1640,8 +1621,8 @@ static void gpt_backward(Gpt *g, double scale, int last) {
         if (reducing) reduce_gradients(g, l);
         b = below;
     }
-    real *de = slot_backward(NORM(&b, emb), b.d.raw, b.d.e, b.a.raw);
-    embedding_backward(b.dw.wte, b.dw.wpe, de, g->inputs, restarts(g, &b), n, g->now.T, m->C,
+    slot_backward(NORM(&b, emb), b.d.raw, b.d.e, b.a.raw);
+    embedding_backward(b.dw.wte, b.dw.wpe, b.d.raw, g->inputs, restarts(g, &b), n, g->now.T, m->C,
                        m->emb_scale);
     if (reducing) reduce_gradients(g, -1);
     g->dw_of_linears = ADD;

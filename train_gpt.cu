@@ -328,7 +328,7 @@ static void alloc_step(Gpt *g) {
 // The loads of experts are sums since gpt_zero_grads. Evaluations add to them, which nobody reads.
 static void clear_loads(Gpt *g) {
     for (int l = g->m.moe.dense; l < g->m.L && g->m.moe.E; l++)
-        clear(g, acts_view(&g->act_layout, &g->m, &g->max, g->acts, l, 0).loads, g->m.moe.E);
+        clear(g, acts_view(g->act_layout.act, g->acts, l).loads, g->m.moe.E);
 }
 
 static Gpt *gpt_create(const Model *m, const Setup *setup) {
@@ -366,7 +366,7 @@ static void gpt_destroy(Gpt *g) {
     plans_destroy(g->gpu.plans);
     gpu_close(&g->gpu);
     layout_free(&g->layout);
-    act_layout_free(&g->act_layout);
+    free(g->act_layout.act);
     free(g);
 }
 
@@ -388,8 +388,8 @@ static Block gpt_block(const Gpt *g, int l) {
     return {&g->m, &g->now, layer_mode(&g->m, l),
             params_view(&g->layout, g->weights, l),
             grads_view(&g->layout, g->tensors[GRADS], l),
-            acts_view(&g->act_layout, &g->m, &g->max, g->acts, l, 0),
-            acts_view(&g->act_layout, &g->m, &g->max, g->act_grads, l, 1),
+            acts_view(g->act_layout.act, g->acts, l),
+            acts_view(g->act_layout.grad, g->act_grads, l),
             cache, rotary, g->router_bias[l], (float)(g->scale * g->now.n),
             g->dw_of_linears, masked ? batch_array(g, BATCH_BEGINS) : nullptr,
             masked ? batch_array(g, BATCH_ENDS) : nullptr, (Gpu *)&g->gpu};
@@ -421,11 +421,10 @@ static Logits logits_of(const Gpt *g, const Block &b) {
 static real *blocks_forward(Gpt *g, bool counted) {
     const Model *m = &g->m;
     Block b = gpt_block(g, 0);
-    real *raw = b.p.emb.on ? b.a.raw : b.a.e;
     const real *wpe = b.w.wpe ? b.w.wpe + (int64_t)b.cache.cached * m->C : nullptr;
-    embedding_forward(raw, g->batch, b.w.wte, wpe, restarts(g, b.begins), g->now.B, g->now.T, m->C,
-                      m->emb_scale, &g->gpu);
-    real *x = slot_forward(NORM(b, emb), b.a.e, raw, &g->gpu);
+    embedding_forward(b.a.raw, g->batch, b.w.wte, wpe, restarts(g, b.begins), g->now.B, g->now.T,
+                      m->C, m->emb_scale, &g->gpu);
+    real *x = slot_forward(NORM(b, emb), b.a.e, b.a.raw, &g->gpu);
     for (int l = 0; l < m->L; l++) {
         b = gpt_block(g, l);
         block_row(b)->forward(b, x);
@@ -467,13 +466,13 @@ static void logits_forward(Gpt *g, real *x) {
 // layer: that of the tensors; -1: tensors of no layer, such as the embedding; or ALL_LAYERS.
 enum { ALL_LAYERS = -2 };
 template <typename T>
-static void move_shards(Gpt *g, T *whole, int layer, void (*move)(Nccl *, T *, int64_t, int)) {
+static void move_shards(Gpt *g, int how, T *whole, int layer) {
     nccl_begin(&g->nccl, &g->gpu);
     for (const Entry &e : g->layout) {
         if (entry_is_common(&e) || (layer != ALL_LAYERS && layer != e.layer)) continue;
         for (int rank = 0; rank < g->nccl.size; rank++) {
             Part part = entry_part(&e, rank, g->nccl.size);
-            move(&g->nccl, whole + e.offset + part.first, part.size, rank);
+            nccl_start(&g->nccl, how, whole + e.offset + part.first, part.size, rank);
         }
     }
     nccl_end(&g->nccl);
@@ -482,7 +481,7 @@ static void move_shards(Gpt *g, T *whole, int layer, void (*move)(Nccl *, T *, i
 // The gradients of layer l (-1: of the model) are complete: they are reduced to their owners, in
 // the background (reduce-scatter).
 static void reduce_gradients(Gpt *g, int l) {
-    if (g->reducing) move_shards(g, g->tensors[GRADS], l, nccl_reduce<float>);
+    if (g->reducing) move_shards(g, COMM_REDUCE, g->tensors[GRADS], l);
 }
 
 // From the gradient of the logits to that of the embedding. With --recompute a layer's forward, or
@@ -490,14 +489,12 @@ static void reduce_gradients(Gpt *g, int l) {
 static void loss_backward(Gpt *g) {
     const Model *m = &g->m;
     Block b = gpt_block(g, m->L - 1);
-    Norm fin = NORM(b, fin);
     Logits logits = logits_of(g, b);
-    real *x = fin.site.on ? b.a.fx : b.a.x, *dx = fin.site.on ? b.d.fx : b.d.x;
     // b.a.logits already holds the gradient of the logits, unless they have a gain. It still lacks
     // the factor g->scale, which the LM head's product applies.
     if (logits.gain.site.on) gained_classifier_backward(logits, g->scale, &g->gpu);
-    linear_backward(dx, b.a.logits, x, lm_head_linear(b, g->scale), {}, &g->gpu);
-    slot_backward(fin, b.d.x, b.d.fx, b.a.x, &g->gpu);
+    linear_backward(b.d.fx, b.a.logits, b.a.fx, lm_head_linear(b, g->scale), {}, &g->gpu);
+    slot_backward(NORM(b, fin), b.d.x, b.d.fx, b.a.x, &g->gpu);
     // The stream into layer l is the output of the layer below, or the embedding.
     for (int l = m->L - 1; l >= 0; l--) {
         Block below = gpt_block(g, l > 0 ? l - 1 : 0);
@@ -633,15 +630,12 @@ static void all_reduce_state(Gpt *g) {
     copy(g, &g->state.device->sums[SUM_TOKENS], tokens, 1);
     g->seen = 0;
     if (g->nccl.size == 1) return;
-    for (bool back : {false, true}) {
-        auto move = [&](auto *x, int64_t count) {
-            if (back) nccl_broadcast(&g->nccl, x, count, 0);
-            else nccl_reduce(&g->nccl, x, count, 0);
-        };
+    for (int how : {COMM_REDUCE, COMM_BROADCAST}) {
         nccl_begin(&g->nccl, &g->gpu);
-        move(g->state.device->sums, REDUCED_SUMS);
+        nccl_start(&g->nccl, how, g->state.device->sums, REDUCED_SUMS, 0);
         for (int l = 0; l < g->m.L; l++)
-            if (g->router_bias[l]) move(gpt_block(g, l).a.loads, g->m.moe.E);
+            if (g->router_bias[l])
+                nccl_start(&g->nccl, how, gpt_block(g, l).a.loads, g->m.moe.E, 0);
         nccl_end(&g->nccl);
     }
     nccl_join(&g->nccl, &g->gpu);
@@ -650,7 +644,7 @@ static void all_reduce_state(Gpt *g) {
 // All-gather: the owners' shards of `whole`, which is laid out like the parameters, go to all.
 template <typename T> static void all_gather(Gpt *g, T *whole) {
     if (g->nccl.size == 1) return;
-    move_shards(g, whole, ALL_LAYERS, nccl_broadcast<T>);
+    move_shards(g, COMM_BROADCAST, whole, ALL_LAYERS);
     nccl_join(&g->nccl, &g->gpu);
 }
 

@@ -649,22 +649,20 @@ attention_dkv_kernel(Heads dk, Heads dv, AttentionSaved a, AttentionShape s) {
 
 // -------------------------------------------------------------------------------------- launchers
 
-template <int QK, int HS> struct HeadSizes {
-    typedef AttentionTiles<QK, HS, false> Forward;
-    typedef AttentionTiles<QK, HS, true> Backward;
+template <int QK_SIZE, int HS_SIZE> struct HeadSizes {
+    static constexpr int QK = QK_SIZE, HS = HS_SIZE;
 };
 
 // Calls launch with the one of these sizes that fits; returns false if none does.
 template <typename First, typename... Others, typename F>
-static inline bool head_launch(int QK, int HS, F launch) {
-    typedef typename First::Forward Tiles;
-    if (QK == Tiles::QK && HS == Tiles::HS) return launch(First()), true;
+static bool head_launch(int QK, int HS, F launch) {
+    if (QK == First::QK && HS == First::HS) return launch(First()), true;
     if constexpr (sizeof...(Others) > 0) return head_launch<Others...>(QK, HS, launch);
     return false;
 }
 
 // The head sizes that have kernels; the last three serve latent attention.
-template <typename F> static inline void attention_launch(int QK, int HS, F launch) {
+template <typename F> static void attention_launch(int QK, int HS, F launch) {
     bool found = head_launch<HeadSizes<32, 32>, HeadSizes<48, 48>, HeadSizes<64, 64>,
                              HeadSizes<96, 96>, HeadSizes<128, 128>, HeadSizes<48, 32>,
                              HeadSizes<96, 64>, HeadSizes<192, 128>>(QK, HS, launch);
@@ -682,7 +680,7 @@ template <typename F> static inline void attention_launch(int QK, int HS, F laun
 static inline int attention_longest(int QK, int HS) {
     int rows = 0;
     attention_launch(QK, HS, [&](auto sizes) {
-        rows = decltype(sizes)::Backward::ROWS;  // forward's are at least as many
+        rows = AttentionTiles<sizes.QK, sizes.HS, true>::ROWS;  // forward's are at least as many
     });
     return 65535 * rows;
 }
@@ -700,7 +698,7 @@ static inline dim3 query_grid(unsigned tiles, AttentionShape s, const Gpu *gpu) 
 static inline void attention_forward(real *c, wide *peak, wide *lse, const Heads qkv[3],
                                      AttentionShape s, Gpu *gpu) {
     attention_launch(s.QK, s.HS, [&](auto sizes) {
-        typedef typename decltype(sizes)::Forward Tiles;
+        typedef AttentionTiles<sizes.QK, sizes.HS, false> Tiles;
         dim3 grid = query_grid(CEIL_DIV(s.T, Tiles::ROWS), s, gpu);
         LAUNCH(attention_forward_kernel<Tiles>, grid, Tiles::THREADS, Tiles::BYTES, gpu->stream, c,
                peak, lse, qkv[0], qkv[1], qkv[2], s);
@@ -715,7 +713,7 @@ static inline void attention_backward(const Heads d[3], wide *D, real *dc, const
     LAUNCH(attention_dot_kernel, blocks, DOT_THREADS, 0, gpu->stream, D, dc, c, s);
     AttentionSaved a = {{dc, s.NH * s.HS, s.HS}, qkv[0], qkv[1], qkv[2], lse, D};
     attention_launch(s.QK, s.HS, [&](auto sizes) {
-        typedef typename decltype(sizes)::Backward Tiles;
+        typedef AttentionTiles<sizes.QK, sizes.HS, true> Tiles;
         unsigned tiles = CEIL_DIV(s.T, Tiles::ROWS);
         dim3 keys(s.B * s.KV, tiles), queries = query_grid(tiles, s, gpu);
         LAUNCH(attention_dkv_kernel<Tiles>, keys, Tiles::THREADS, Tiles::BYTES, gpu->stream, d[1],

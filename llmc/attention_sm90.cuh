@@ -576,19 +576,13 @@ attention_dkv_sm90_kernel(const __grid_constant__ BackwardMaps maps, const wide 
 
 // --------------------------------------------------------------------------------------- launchers
 
-template <int QK, int HS> struct Sizes90 {
-    typedef ForwardTiles<QK, HS> Forward;
-    typedef BackwardTiles<QK, HS, false> Queries;
-    typedef BackwardTiles<QK, HS, true> Keys;
-};
-
 // The sizes of heads that have kernels.
-template <typename F> static inline bool forward_launch_sm90(int QK, int HS, F launch) {
-    return head_launch<Sizes90<64, 64>, Sizes90<96, 96>, Sizes90<128, 128>, Sizes90<192, 128>>(
-        QK, HS, launch);
+template <typename F> static bool forward_launch_sm90(int QK, int HS, F launch) {
+    return head_launch<HeadSizes<64, 64>, HeadSizes<96, 96>, HeadSizes<128, 128>,
+                       HeadSizes<192, 128>>(QK, HS, launch);
 }
-template <typename F> static inline bool backward_launch_sm90(int QK, int HS, F launch) {
-    return head_launch<Sizes90<64, 64>, Sizes90<96, 96>, Sizes90<128, 128>>(QK, HS, launch);
+template <typename F> static bool backward_launch_sm90(int QK, int HS, F launch) {
+    return head_launch<HeadSizes<64, 64>, HeadSizes<96, 96>, HeadSizes<128, 128>>(QK, HS, launch);
 }
 
 // Launches forward by wgmma; returns false, and launches nothing, if these heads have no kernel. A
@@ -597,7 +591,7 @@ template <typename T>
 static bool attention_forward_sm90(T *c, wide *peak, wide *lse, const Heads qkv[3],
                                    AttentionShape s, Gpu *gpu) {
     return forward_launch_sm90(s.QK, s.HS, [&](auto sizes) {
-        typedef typename decltype(sizes)::Forward Tiles;
+        typedef ForwardTiles<sizes.QK, sizes.HS> Tiles;
         Heads c_heads = {c, s.NH * s.HS, s.HS};
         ForwardMaps maps = {heads_map(qkv[0], s.NH, s.QK, Tiles::QUERIES, s),
                             heads_map(qkv[1], s.KV, s.QK, Tiles::KEYS, s),
@@ -614,8 +608,8 @@ template <typename T>
 static bool attention_backward_sm90(const Heads d[3], wide *D, T *dc, const T *c, const wide *lse,
                                     const Heads qkv[3], AttentionShape s, Gpu *gpu) {
     return backward_launch_sm90(s.QK, s.HS, [&](auto sizes) {
-        typedef typename decltype(sizes)::Queries Queries;
-        typedef typename decltype(sizes)::Keys Keys;
+        typedef BackwardTiles<sizes.QK, sizes.HS, false> Queries;
+        typedef BackwardTiles<sizes.QK, sizes.HS, true> Keys;
         int64_t blocks = CEIL_DIV((int64_t)s.B * s.NH * s.T * 4, DOT_THREADS);
         LAUNCH(attention_dot_kernel, blocks, DOT_THREADS, 0, gpu->stream, D, dc, c, s);
         Heads dc_heads = {dc, s.NH * s.HS, s.HS};

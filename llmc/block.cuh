@@ -191,8 +191,8 @@ static void attn_branch_forward(const Block &b, real *y, const real *u, Residual
     if (b.cache.k) kv_cache_fill(b.cache, read.of, attn_shape(b), b.gpu);
     if (b.cache.cached) attention_decode(b.a.c, read.of[0], b.cache, attn_shape(b), b.gpu);
     else attend_forward(b.a.c, b.a.peak, b.a.lse, read.of, attn_shape(b), b.gpu);
-    real *c = slot_forward(NORM(b, ctx), b.a.cn, b.a.c, b.gpu);
-    linear_forward(y, c, out_linear(b), add, b.gpu);
+    slot_forward(NORM(b, ctx), b.a.cn, b.a.c, b.gpu);
+    linear_forward(y, b.a.cn, out_linear(b), add, b.gpu);
 }
 
 // SETs the latent and k_rope in d.qkv, from d.kvb and the gradient of k_rope of each head.
@@ -212,10 +212,9 @@ static void attn_branch_backward(const Block &b, real *du, const real *dy, const
     QkvNorms norms = qkv_norms(b);
     QkvPlaces raw = qkv_raw(b, b.a), read = qkv_read(b, b.a);
     QkvPlaces draw = qkv_raw(b, b.d), dread = qkv_read(b, b.d);
-    real *dc = b.p.ctx.on ? b.d.cn : b.d.c;
-    linear_backward(dc, dy, b.p.ctx.on ? b.a.cn : b.a.c, out_linear(b), {}, b.gpu);
-    dc = slot_backward(NORM(b, ctx), b.d.c, dc, b.a.c, b.gpu);
-    attend_backward(dread.of, b.a.dots, dc, b.a.c, b.a.lse, read.of, attn_shape(b), b.gpu);
+    linear_backward(b.d.cn, dy, b.a.cn, out_linear(b), {}, b.gpu);
+    slot_backward(NORM(b, ctx), b.d.c, b.d.cn, b.a.c, b.gpu);
+    attend_backward(dread.of, b.a.dots, b.d.c, b.a.c, b.a.lse, read.of, attn_shape(b), b.gpu);
     // The gradient of k_rope stays per head until latent_backward adds it up.
     if (b.m->kv_rank) draw.turned[1] = dread.turned[1];
     qkv_backward(qkv_parts(draw, dread, raw, norms.of, qkv_shape(b)), b.gpu);
@@ -246,8 +245,8 @@ static void mlp_forward(const Block &b, real *y, const real *u, Residual add) {
     if (gelu_in_product(b)) linear_gelu_forward(b.a.h, b.a.gu, u, up_linear(b), b.gpu);
     else {
         linear_forward(b.a.gu, u, up_linear(b), {}, b.gpu);
-        real *gu = slot_forward(NORM(b, hidden), b.a.gun, b.a.gu, b.gpu);
-        activation_forward(b.a.h, gu, b.s->n, b.p.F, b.m->swiglu, b.gpu);
+        slot_forward(NORM(b, hidden), b.a.gun, b.a.gu, b.gpu);
+        activation_forward(b.a.h, b.a.gun, b.s->n, b.p.F, b.m->swiglu, b.gpu);
     }
     if (norm.site.on) {
         linear_forward(b.a.sy, b.a.h, down_linear(b), {}, b.gpu);
@@ -262,11 +261,9 @@ static void mlp_backward(const Block &b, real *du, real *dy, const real *u, Resi
     linear_backward_weight(dy, b.a.h, down, b.gpu);
     if (gelu_in_product(b)) linear_gelu_backward_input(b.d.gu, b.a.gu, dy, down, b.gpu);
     else {
-        real *dgu = b.p.hidden.on ? b.d.gun : b.d.gu;
-        const real *gu = b.p.hidden.on ? b.a.gun : b.a.gu;
         linear_backward_input(b.d.h, dy, down, {}, b.gpu);
-        activation_backward(dgu, b.d.h, gu, b.s->n, b.p.F, b.m->swiglu, b.gpu);
-        slot_backward(NORM(b, hidden), b.d.gu, dgu, b.a.gu, b.gpu);
+        activation_backward(b.d.gun, b.d.h, b.a.gun, b.s->n, b.p.F, b.m->swiglu, b.gpu);
+        slot_backward(NORM(b, hidden), b.d.gu, b.d.gun, b.a.gu, b.gpu);
     }
     linear_backward(du, b.d.gu, u, up_linear(b), add, b.gpu);
 }
@@ -323,33 +320,30 @@ static void moe_forward(const Block &b, real *y, const real *u, Residual add) {
     router_forward(r, b.gpu);  // top-k and its gates
     // Each expert reads its tokens through `source`, and writes rows sorted by expert.
     experts_forward(b.a.xgu, u, experts_up(b), b.gpu);
-    const real *gu = slot_forward(EXPERT_NORM(b, expert_hidden), b.a.xgun, b.a.xgu, b.gpu);
-    activation_forward(b.a.xh, gu, assigned(b), m->F, m->swiglu, b.gpu);
+    slot_forward(EXPERT_NORM(b, expert_hidden), b.a.xgun, b.a.xgu, b.gpu);
+    activation_forward(b.a.xh, b.a.xgun, assigned(b), m->F, m->swiglu, b.gpu);
     experts_forward(b.a.xy, b.a.xh, experts_down(b), b.gpu);
-    const real *rows = slot_forward(EXPERT_NORM(b, expert_out), b.a.xyn, b.a.xy, b.gpu);
+    slot_forward(EXPERT_NORM(b, expert_out), b.a.xyn, b.a.xy, b.gpu);
     if (b.p.F) {  // shared experts: y = mlp(u) + add comes first
         mlp_forward(b, y, u, add);
         add = {y, 1};
     }
-    combine(y, rows, r, add, m->C, b.gpu);
+    combine(y, b.a.xyn, r, add, m->C, b.gpu);
 }
 
 // du = (gradient through the experts, the router and the MLP) + add
 static void moe_backward(const Block &b, real *du, real *dy, const real *u, Residual add) {
     const Model *m = b.m;
-    Norm hidden = EXPERT_NORM(b, expert_hidden), out = EXPERT_NORM(b, expert_out);
     Router r = block_router(b), ungated = r;
     ungated.gate = nullptr;
-    const real *y_rows = out.site.on ? b.a.xyn : b.a.xy, *gu = hidden.site.on ? b.a.xgun : b.a.xgu;
-    real *drows = out.site.on ? b.d.xyn : b.d.xy, *dgu = hidden.site.on ? b.d.xgun : b.d.xgu;
     // Through the gates, to the rows of the experts and to the gates themselves.
-    combine_backward(drows, b.d.gate, dy, y_rows, r, m->C, b.gpu);
-    drows = slot_backward(out, b.d.xy, drows, b.a.xy, b.gpu);
-    experts_backward(b.d.xh, drows, b.a.xh, experts_down(b), b.gpu);
-    activation_backward(dgu, b.d.xh, gu, assigned(b), m->F, m->swiglu, b.gpu);
-    dgu = slot_backward(hidden, b.d.xgu, dgu, b.a.xgu, b.gpu);
+    combine_backward(b.d.xyn, b.d.gate, dy, b.a.xyn, r, m->C, b.gpu);
+    slot_backward(EXPERT_NORM(b, expert_out), b.d.xy, b.d.xyn, b.a.xy, b.gpu);
+    experts_backward(b.d.xh, b.d.xy, b.a.xh, experts_down(b), b.gpu);
+    activation_backward(b.d.xgun, b.d.xh, b.a.xgun, assigned(b), m->F, m->swiglu, b.gpu);
+    slot_backward(EXPERT_NORM(b, expert_hidden), b.d.xgu, b.d.xgun, b.a.xgu, b.gpu);
     // Up: xdx has a row for each assignment; combine adds up those of a token.
-    experts_backward(b.a.xdx, dgu, u, experts_up(b), b.gpu);
+    experts_backward(b.a.xdx, b.d.xgu, u, experts_up(b), b.gpu);
     combine(du, b.a.xdx, ungated, add, m->C, b.gpu);
     // The router and the shared experts read u too, so they ADD to du.
     router_backward(b.a.rdz, b.d.gate, r, b.dloss, b.gpu);
@@ -413,19 +407,18 @@ template <int ROW> static void block_forward(const Block &b, real *x) {
     if constexpr (attn_out || r.attn.post || r.ffn.in) {
         attn_branch_forward(b, b.a.ay, u, {});
         // Residual + norm: one kernel norms y, adds the residual, and applies the next norm.
-        AddNorm f = {b.a.mid, b.a.fi, b.a.ay, skip, attn_a, &out1, &in2};
-        if constexpr (r.attn.post) f.s = b.a.as, f.z = b.a.mid, f.next = &post1;
+        AddNorm f = {b.a.as, b.a.fi, b.a.ay, skip, attn_a, &out1, &in2};
+        if constexpr (r.attn.post) f.z = b.a.mid, f.next = &post1;
         add_norm_forward(f, b.gpu);
         if constexpr (r.attn.post && r.ffn.in) slot_forward(in2, b.a.fi, b.a.mid, b.gpu);
     } else attn_branch_forward(b, b.a.mid, u, {skip, attn_a});  // the product adds the residual
 
     // Feed-forward: from mid to a.x.
-    u = r.ffn.in ? b.a.fi : b.a.mid;
+    u = b.a.fi;
     skip = skip_of(r.ffn.skip, b.a.mid, u, x);
     if constexpr (ffn_out || r.ffn.post) {
         ffn_branch_forward(b, b.a.fy, u, {});
-        real *s = r.ffn.post ? b.a.fs : b.a.x;
-        add_norm_forward({s, b.a.x, b.a.fy, skip, ffn_a, &out2, &post2}, b.gpu);
+        add_norm_forward({b.a.fs, b.a.x, b.a.fy, skip, ffn_a, &out2, &post2}, b.gpu);
     } else ffn_branch_forward(b, b.a.x, u, {skip, ffn_a});  // the product adds the residual
 }
 
@@ -455,7 +448,7 @@ template <int ROW> static void block_backward(const Block &b, real *dx, real *x)
     float attn_a = b.p.attn_a, ffn_a = b.p.ffn_a;
     Norm in = NORM(b, attn_in), post = NORM(b, attn_post);
     const real *ds_ffn = ffn_backward<ROW>(b);
-    real *ds = b.d.mid;  // the gradient of mid: of post(s), or of s if attention has no post norm
+    real *ds = b.d.as;  // the gradient of s; without a post norm d.as is d.mid
 
     // Attention's post norm. Attention's skip carries x, the block's input. If the ffn's carries it
     // too, dx begins as the sum of both gradients.
@@ -464,7 +457,6 @@ template <int ROW> static void block_backward(const Block &b, real *dx, real *x)
         NormBackward f = {b.d.as, both ? dx : nullptr, b.d.mid, b.a.as, nullptr,
                           both ? ds_ffn : nullptr, 0, attn_a, ffn_a};
         norm_backward(&post, f, b.gpu);
-        ds = b.d.as;
     } else if constexpr (both) {
         scale_add(dx, ds, attn_a, ds_ffn, ffn_a, (int64_t)b.s->n * b.m->C, b.gpu);
     }
@@ -486,21 +478,19 @@ static void block_recompute(const Block &b, real *x) {
     slot_forward(NORM(b, attn_in), b.a.ai, x, b.gpu);
     slot_forward(NORM(b, ffn_in), b.a.fi, b.a.mid, b.gpu);
     if (b.p.F)
-        activation_forward(b.a.h, b.p.hidden.on ? b.a.gun : b.a.gu, b.s->n, b.p.F, b.m->swiglu,
-                           b.gpu);
+        activation_forward(b.a.h, b.a.gun, b.s->n, b.p.F, b.m->swiglu, b.gpu);
     if (b.p.moe)
-        activation_forward(b.a.xh, b.p.expert_hidden.on ? b.a.xgun : b.a.xgu, assigned(b), b.m->F,
-                           b.m->swiglu, b.gpu);
+        activation_forward(b.a.xh, b.a.xgun, assigned(b), b.m->F, b.m->swiglu, b.gpu);
 }
 
 // Adds this layer's statistics to sums (--norms-every), right after its forward pass, while the
 // buffers still hold this layer. x: the block's input.
 static void block_stats(const Block &b, LayerSums *sums, const real *x) {
     const Mode *r = b.p.row;
-    const real *attn_u = r->attn.in ? b.a.ai : x, *ffn_u = r->ffn.in ? b.a.fi : b.a.mid;
+    const real *attn_u = r->attn.in ? b.a.ai : x;
     LayerTensors t = {
-        .s = {r->attn.post ? b.a.as : b.a.mid, r->ffn.post ? b.a.fs : b.a.x},
-        .skip = {skip_of(r->attn.skip, x, attn_u, x), skip_of(r->ffn.skip, b.a.mid, ffn_u, x)},
+        .s = {b.a.as, b.a.fs},
+        .skip = {skip_of(r->attn.skip, x, attn_u, x), skip_of(r->ffn.skip, b.a.mid, b.a.fi, x)},
         .x = b.a.x,
         .peak = b.a.peak,
         .a = {(float)b.p.attn_a, (float)b.p.ffn_a},

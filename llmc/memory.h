@@ -93,13 +93,15 @@ static inline Layout layout_make(const Model *m) {
         const ParamRow rows[] = { PARAM_TABLE(PARAM_EVAL) };
         for (int id = 0; id < PARAM_COUNT; id++) {
             bool per_layer = strchr(rows[id].name, '%') != NULL;
+            int64_t *offset = &t.offset[(l + 1) * PARAM_COUNT + id];
+            *offset = t.offset[id];  // a tensor of the model, which every layer sees; else -1
             if (!rows[id].exists || per_layer != (l >= 0)) continue;
             Entry *e = t.end++;
             e->row = rows[id];
             e->id = id;
             e->layer = l;
             e->size = e->row.rows * e->row.cols;
-            e->offset = t.offset[(l + 1) * PARAM_COUNT + id] = t.total;
+            e->offset = *offset = t.total;
             check_format(e->name, sizeof e->name, e->row.name, l);  // the model's names have no %d
             t.total = memory_add(t.total, e->size);
         }
@@ -228,14 +230,17 @@ static inline void act_rows(ActRow rows[ACT_COUNT], const Model *m, const Sizes 
 }
 
 typedef struct {
-    int64_t *act, *grad;   // offsets of copy c: [c * ACT_COUNT + id]; -1: absent
+    int64_t *act, *grad;   // offsets in layer l: [l * ACT_COUNT + id]; -1: absent
     int64_t acts, grads;   // elements of the two arenas
 } ActLayout;
 
-// Reserves room for a copy when the first layer asks for it.
-static inline void act_place(int64_t *offset, int64_t *total, int64_t size) {
-    if (*offset >= 0) return;
-    *offset = *total;
+// Layers l, l + copies, ... share a copy: the first of them that has the row reserves its room.
+// offset: of the row in layer 0.
+static inline void act_place(int64_t *offset, int64_t *total, int l, int copies, int64_t size) {
+    int64_t *own = &offset[l * ACT_COUNT];
+    for (int k = l - copies; k >= 0 && *own < 0; k -= copies) *own = offset[k * ACT_COUNT];
+    if (*own >= 0) return;
+    *own = *total;
     *total = memory_add(*total, size);
 }
 
@@ -244,23 +249,18 @@ static inline ActLayout act_layout_make(const Model *m, const Sizes *s) {
     memset(&t, 0, sizeof t);
     ActRow rows[ACT_COUNT];
     size_t places = (size_t)m->L * ACT_COUNT;
-    t.act = layout_offsets(places);
-    t.grad = layout_offsets(places);
+    t.act = layout_offsets(2 * places);
+    t.grad = t.act + places;
     for (int l = 0; l < m->L; l++) {
         act_rows(rows, m, s, l);
         for (int id = 0; id < ACT_COUNT; id++) {
             const ActRow *r = &rows[id];
             if (!r->exists) continue;
-            act_place(&t.act[l % r->copies * ACT_COUNT + id], &t.acts, r->size);
-            if (r->grads > 0) act_place(&t.grad[l % r->grads * ACT_COUNT + id], &t.grads, r->size);
+            act_place(&t.act[id], &t.acts, l, r->copies, r->size);
+            if (r->grads > 0) act_place(&t.grad[id], &t.grads, l, r->grads, r->size);
         }
     }
     return t;
-}
-
-static inline void act_layout_free(ActLayout *t) {
-    free(t->act);
-    free(t->grad);
 }
 
 // ------------------------------------------------------------------------------ views
@@ -285,44 +285,38 @@ typedef struct {
     ACT_TABLE(ACT_FIELD)
 } Acts;
 
-// The parameters, or their gradients, that layer l sees in the arena `base`: the layer's own tensor
-// or the model's.
-static inline void layout_view(void *view, const Layout *t, void *base, size_t element, int l) {
-    void *field[PARAM_COUNT];
-    for (int id = 0; id < PARAM_COUNT; id++) {
-        int64_t at = t->offset[id];
-        if (at < 0) at = t->offset[(l + 1) * PARAM_COUNT + id];
-        field[id] = at < 0 || !base ? NULL : (char *)base + at * (int64_t)element;
+// Fills a view, a struct of `count` pointers into the arena `base`, from row `row` of the offsets:
+// of parameters row l + 1 holds what layer l sees, its own tensors and the model's.
+static inline void view_fill(void *view, const int64_t *offset, int row, int count, void *base,
+                             size_t element) {
+    for (int id = 0; id < count; id++) {
+        int64_t at = offset[row * count + id];
+        void *p = at < 0 || !base ? NULL : (char *)base + at * (int64_t)element;
+        memcpy((char *)view + id * sizeof p, &p, sizeof p);
     }
-    memcpy(view, field, sizeof field);
 }
 
 static inline Params params_view(const Layout *t, real *base, int l) {
     Params v;
-    layout_view(&v, t, base, sizeof *base, l);
+    view_fill(&v, t->offset, l + 1, PARAM_COUNT, base, sizeof *base);
     return v;
 }
 
 static inline Grads grads_view(const Layout *t, wide *base, int l) {
     Grads v;
-    layout_view(&v, t, base, sizeof *base, l);
+    view_fill(&v, t->offset, l + 1, PARAM_COUNT, base, sizeof *base);
     return v;
 }
 
-// The activations of layer l, or with `grad` their gradients. NULL: there is none.
-static inline Acts acts_view(const ActLayout *t, const Model *m, const Sizes *s, real *base, int l,
-                             int grad) {
+// The activations of layer l, or their gradients; offset: ActLayout's. NULL: there is none. The
+// values before and after an empty slot are one: one place has both names.
+static inline Acts acts_view(const int64_t *offset, real *base, int l) {
     Acts v;
-    ActRow rows[ACT_COUNT];
-    void *field[ACT_COUNT];
-    const int64_t *offset = grad ? t->grad : t->act;
-    act_rows(rows, m, s, l);
-    for (int id = 0; id < ACT_COUNT; id++) {
-        int copies = grad ? rows[id].grads : rows[id].copies;
-        bool exists = base && rows[id].exists && copies > 0;
-        field[id] = exists ? base + offset[l % copies * ACT_COUNT + id] : NULL;
-    }
-    memcpy(&v, field, sizeof v);
+    view_fill(&v, offset, l, ACT_COUNT, base, sizeof *base);
+#define SAME(missing, own) if (!v.missing) v.missing = v.own;
+    SAME(raw, e) SAME(qn, q) SAME(kn, k) SAME(vn, v) SAME(cn, c) SAME(as, mid) SAME(fi, mid)
+    SAME(gun, gu) SAME(xgun, xgu) SAME(xyn, xy) SAME(fs, x) SAME(fx, x) SAME(z, logits)
+#undef SAME
     return v;
 }
 

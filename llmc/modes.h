@@ -273,9 +273,11 @@ static inline Site site_make(int on, int groups, int width, int shared, int norm
     return s;
 }
 
-// A site over the C channels of the stream.
-static inline Site site_wide(const Model *m, int on, int norm, double gain) {
-    return site_make(on, 1, m->C, 1, norm, gain);
+// A site over the C channels of the stream. sdd: it is the norm of one of SDD's linears, RMS in any
+// model.
+static inline Site site_wide(const Model *m, int on, const Sdd *sdd) {
+    double gain = sdd ? 1.0 / sqrt((double)sdd->out_layers * m->L) : 1.0;
+    return site_make(on, 1, m->C, 1, sdd ? NORM_RMS : m->norm, gain);
 }
 
 // The norm of q, k, v or the context: one group per head, or one over the full width.
@@ -294,11 +296,10 @@ static inline void site_stored(Site *s, int gains, double stored) {
 
 // SDD's norm or nGPT's gain of [gate | up], or of up alone, before the activation. there: this
 // layer has such an ffn, of width F. fused: one statistic over gate and up together.
-static inline Site site_hidden(int there, const Model *m, int F, int fused) {
+static inline Site site_hidden(const Model *m, int F, int fused) {
     int halves = m->swiglu && !fused ? 2 : 1, hidden = m->swiglu ? 2 * F : F;
-    int on = m->mode->sdd;
-    if (m->mode->unit) on = SCALE;
-    Site s = site_make(there ? on : 0, halves, hidden / halves, 0, 0, 1.0);
+    int on = m->mode->unit ? SCALE : m->mode->sdd;
+    Site s = site_make(F ? on : 0, halves, hidden / halves, 0, 0, 1.0);
     if (m->mode->unit) s.scale = sqrt((double)m->C);
     return s;
 }
@@ -312,24 +313,23 @@ static inline LayerMode layer_mode(const Model *m, int l) {
     if (base->first && l == 0) r = &MODES[base->first];
     if (base->early && l < (int)floor(m->mix_ratio * m->L + 1e-9)) r = &MODES[base->early];
     const Sdd *sdd = base->sdd ? m->sdd : NULL;
-    int norm = m->norm, inner = sdd ? NORM_RMS : m->norm;  // SDD's linears have RMS in any model
+    int inner = sdd ? NORM_RMS : m->norm;  // SDD's linears have RMS in any model
     int per = sdd ? sdd->per : r->per, v_per = sdd ? FULL : r->per, QK = qk_size(m);
-    double out_gain = sdd ? 1.0 / sqrt((double)sdd->out_layers * m->L) : 1.0;
     double root = sqrt((double)m->C);
     LayerMode p;
     p.row = r;
     p.moe = m->moe.E && l >= m->moe.dense;
     p.F = m->moe.E ? m->moe.dense_F : m->F;
     if (p.moe) p.F = m->moe.shared_F;
-    p.emb       = site_wide(m, base->emb, norm, 1.0);
-    p.attn_in   = site_wide(m, r->attn.in, norm, 1.0);
-    p.attn_out  = site_wide(m, sdd ? 1 : r->attn.out, inner, out_gain);
-    p.attn_post = site_wide(m, r->attn.post, norm, 1.0);
-    p.ffn_in    = site_wide(m, r->ffn.in, norm, 1.0);
-    p.ffn_out   = site_wide(m, sdd ? !p.moe : r->ffn.out, inner, out_gain);
-    p.ffn_post  = site_wide(m, r->ffn.post, norm, 1.0);
-    p.fin       = site_wide(m, m->fin, norm, 1.0);
-    p.latent    = site_make(m->kv_rank > 0, 1, m->kv_rank, 1, norm, 1.0);
+    p.emb       = site_wide(m, base->emb, NULL);
+    p.attn_in   = site_wide(m, r->attn.in, NULL);
+    p.attn_out  = site_wide(m, sdd ? 1 : r->attn.out, sdd);
+    p.attn_post = site_wide(m, r->attn.post, NULL);
+    p.ffn_in    = site_wide(m, r->ffn.in, NULL);
+    p.ffn_out   = site_wide(m, sdd ? !p.moe : r->ffn.out, sdd);
+    p.ffn_post  = site_wide(m, r->ffn.post, NULL);
+    p.fin       = site_wide(m, m->fin, NULL);
+    p.latent    = site_make(m->kv_rank > 0, 1, m->kv_rank, 1, m->norm, 1.0);
     p.logits    = site_make(base->unit ? SCALE : 0, 1, m->Vp, 1, 0, 1.0);
     p.q   = site_heads(sdd ? 1 : r->q, per, m->NH, QK, inner);
     p.k   = site_heads(sdd ? 1 : r->k, per, m->KV, QK, inner);
@@ -338,10 +338,10 @@ static inline LayerMode layer_mode(const Model *m, int l) {
     if (r->q == L2) site_stored(&p.q, m->NH * QK, 1 / root);   // nGPT's s_qk, which k shares
     if (r->k == L2) site_stored(&p.k, 0, 1 / root);
     if (base->unit) site_stored(&p.logits, m->Vp, 1 / root);   // s_z
-    p.hidden        = site_hidden(p.F > 0, m, p.F, sdd && sdd->fused && !p.moe);  // nGPT's s_uv
-    p.expert_hidden = site_hidden(p.moe, m, m->F, 0);
-    p.expert_out    = site_wide(m, sdd && p.moe, 0, out_gain);
-    p.shared_out    = site_wide(m, sdd && p.moe && p.F, 0, out_gain);
+    p.hidden        = site_hidden(m, p.F, sdd && sdd->fused && !p.moe);  // nGPT's s_uv
+    p.expert_hidden = site_hidden(m, p.moe ? m->F : 0, 0);
+    p.expert_out    = site_wide(m, sdd && p.moe, sdd);
+    p.shared_out    = site_wide(m, sdd && p.moe && p.F, sdd);
     p.gate_scale = m->moe.scale;
     if (sdd && sdd->share && p.moe) p.gate_scale *= (double)m->F / m->moe.E;
     p.out_anywhere = sdd || mode_has_out(base) || mode_has_out(&MODES[base->first]) ||

@@ -55,10 +55,6 @@ struct Nccl {
     cudaEvent_t sofar;             // the work that another stream is to wait for
 };
 
-static int nccl_type(const float *) { return 7; }
-static int nccl_type(const double *) { return 8; }
-static inline int nccl_type(const __nv_bfloat16 *) { return 9; }
-
 enum { NCCL_SECONDS = 600 };       // limit of a wait for the GPU, which usually takes seconds
 
 // Ends the process. why NULL: the watchdog prints the reason. A transfer that has lost a process
@@ -150,14 +146,12 @@ static void nccl_end(Nccl *n) { ncclCheck(n, GroupEnd()); }
 
 static void nccl_join(Nccl *n, const Gpu *gpu) { nccl_order(n, n->stream, gpu->stream); }
 
-// x of process `root` becomes the sum of all processes' x. Other processes keep theirs.
-template <typename T> static void nccl_reduce(Nccl *n, T *x, int64_t count, int root) {
+// COMM_REDUCE: x of process `root` becomes the sum of all processes' x; the others keep theirs.
+// COMM_BROADCAST: x of `root` replaces x of all others.
+template <typename T> static void nccl_start(Nccl *n, int how, T *x, int64_t count, int root) {
+    int type = sizeof(T) == 8 ? 8 : sizeof(T) == 4 ? 7 : 9;  // float64, float32, bfloat16
     if (!count) return;
-    ncclCheck(n, Reduce(x, x, count, nccl_type(x), NCCL_SUM, root, n->world, n->stream));
-}
-
-// x of process `root` replaces x of all others.
-template <typename T> static void nccl_broadcast(Nccl *n, T *x, int64_t count, int root) {
-    if (!count) return;
-    ncclCheck(n, Broadcast(x, x, count, nccl_type(x), root, n->world, n->stream));
+    if (how == COMM_BROADCAST)
+        ncclCheck(n, Broadcast(x, x, count, type, root, n->world, n->stream));
+    else ncclCheck(n, Reduce(x, x, count, type, NCCL_SUM, root, n->world, n->stream));
 }

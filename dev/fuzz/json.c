@@ -44,17 +44,18 @@ static void expect_same(const Json *a, const Json *b) {
 }
 
 static void parse(const uint8_t *data, size_t size) {
-    Json *root, *again;
     char error[256] = "", *text = NULL;
     size_t n = 0;
-    if (!json_try_parse((const char *)data, size, &root, error)) {
-        must(!root && *error);
+    Json *root = json_try_parse((const char *)data, size, error);
+    if (!root) {
+        must(*error);
         return;
     }
     FILE *f = open_memstream(&text, &n);
     write_tree(f, root);
     fclose(f);
-    must(json_try_parse(text, n, &again, error));
+    Json *again = json_try_parse(text, n, error);
+    must(again);
     expect_same(root, again);
     json_free(root);
     json_free(again);

@@ -52,7 +52,7 @@ static void use(const uint8_t *data, size_t size) {
     Tokenizer t;
     size_t n;
     write_file(path, data, size);
-    if (!tokenizer_try_open(path, &t, error)) {
+    if (!tokenizer_open(path, &t, error)) {
         must(*error);
         return;
     }

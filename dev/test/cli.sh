@@ -81,8 +81,8 @@ row=$row'.q = 1, .k = 1, .fin = 1) \\'
 sed -i "/^MODE(PRE, /i $row" llmc/modes.h
 row='PARAM(head_b, "lm_head.bias", 1, Vp, ROLE_ZERO, 0, 1) \\'
 sed -i "/^PARAM(wlm, /i $row" llmc/tensors.h
-sed -i 's/m->tied ? b.w.wte : b.w.wlm, NULL,/m->tied ? b.w.wte : b.w.wlm, b.w.head_b,/
-        s/m->tied ? b.dw.wte : b.dw.wlm, NULL,/m->tied ? b.dw.wte : b.dw.wlm, b.dw.head_b,/' \
+used='s.b = b->w.head_b, s.db = b->dw.head_b; return s; }'
+sed -i "/^static Linear lm_head_linear/,/^}/s/return \(LINEAR.*\);/{ Linear s = \1; $used/" \
     train_gpt.c
 row=$(sed -n 's/^ *\(FLAG(note, .*\)\\$/\1\\\\/p' doc/adding.md)
 sed -i "/^FLAG(data, /i $row" llmc/run/flags.h
@@ -94,6 +94,7 @@ check "recipe: a flag is one row"     sh -c "./train_gpt --help | grep -q -- --n
 check "recipe: the flag is kept"      grep -q 'a trial' mine/config.json
 check "recipe: a tensor is one row"   sh -c "./train_gpt --show | grep -q lm_head.bias"
 check "recipe: the tensor is kept"    grep -q lm_head.bias $file
+check "recipe: the tensor is used"    [ "$(grep -cF "$used" train_gpt.c)" = 2 ]
 modes="./train_gpt --show modes | cut -c15- | sed 's/, .source.*//; s/, .init[^,]*//'"
 check "--show modes tells rows apart" sh -c "test -z \"\$($modes | sort | uniq -d)\""
 check "recipe: the tests build"       $quick -j2 build/test_gpt

@@ -72,5 +72,6 @@ static inline bool json_get_bool(const Json *object, const char *key, const char
 // null reads as NaN: that is how json_write_number writes what is not finite.
 static inline double json_get_number(const Json *object, const char *key, const char *where) {
     const Json *v = json_get(object, key);
-    return v && v->kind == JSON_NULL ? NAN : json_need(object, key, JSON_REAL, where)->number;
+    if (v && v->kind == JSON_NULL) return NAN;
+    return json_need(object, key, v && v->kind == JSON_INT ? JSON_INT : JSON_REAL, where)->number;
 }

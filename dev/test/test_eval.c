@@ -408,10 +408,11 @@ static void test_metrics(void) {
 
     // A file that does not say lengths: characters by the tokenizer, tokens without one.
     char path[256];
+    char error[ERROR_CAP];
     Tokenizer tokenizer;
     test_write_tokenizer(check_format(path, sizeof path, "%s/tokenizer.bin",
                                       test_dir("eval_tokenizer")));
-    tokenizer_open(path, &tokenizer);
+    EXPECT(tokenizer_open(path, &tokenizer, error), "%s: %s", path, error);
     f = file_make("plain.bin");
     int32_t words[13];
     int n = (int)tokenizer_encode(&tokenizer, " the\xC3\xA9", 6, words);

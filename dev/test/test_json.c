@@ -8,9 +8,9 @@
 static bool parse_copy(const char *text, size_t n, Json **out, char *error) {
     char *copy = (char *)malloc(n ? n : 1);
     if (n) memcpy(copy, text, n);
-    bool ok = json_try_parse(copy, n, out, error);
+    *out = json_try_parse(copy, n, error);
     free(copy);
-    return ok;
+    return *out != NULL;
 }
 
 static void test_accept(void) {
@@ -136,7 +136,7 @@ static void test_reject(void) {
     for (size_t i = 0; i < many; i++) zeros[i] = i % 2 ? '0' : ',';
     zeros[0] = '[';
     zeros[many - 1] = ']';
-    EXPECT(!json_try_parse(zeros, many, &root, error) && strstr(error, "values"),
+    EXPECT(!json_try_parse(zeros, many, error) && strstr(error, "values"),
            "a million of values too many: %s", error);
     free(zeros);
     EXPECT(!parse_copy("[1]\0", 4, &root, error), "a zero byte behind the text was accepted");

@@ -183,10 +183,9 @@ static int log_lines(const char *path, int64_t *steps) {
     EXPECT(text && n && text[n - 1] == '\n', "%s is there and whole", path);
     for (size_t at = 0; text && at < n; lines++) {
         size_t length = (size_t)((char *)memchr(text + at, '\n', n - at) - (text + at));
-        Json *root;
-        bool ok = json_try_parse(text + at, length, &root, error);
-        EXPECT(ok, "%s line %d: %s", path, lines + 1, error);
-        if (ok) { *steps += json_get_int(root, "step", path); json_free(root); }
+        Json *root = json_try_parse(text + at, length, error);
+        EXPECT(root, "%s line %d: %s", path, lines + 1, error);
+        if (root) { *steps += json_get_int(root, "step", path); json_free(root); }
         at += length + 1;
     }
     free(text);
@@ -841,12 +840,12 @@ void test_run_sample(void) {
 
 void test_run_tokens(void) {
     const char *dir = test_dir("tokens");
-    char line[1024], path[512];
+    char line[1024], path[512], error[ERROR_CAP];
     Tokenizer t;
     check_format(line, sizeof line, "mkdir %s/data %s/silent", dir, dir);
     run(line, "");
     test_write_tokenizer(check_format(path, sizeof path, "%s/data/tokenizer.bin", dir));
-    tokenizer_open(path, &t);
+    EXPECT(tokenizer_open(path, &t, error), "%s: %s", path, error);
     int vocab = t.count;
     check_format(path, sizeof path, "%s/data", dir);
     write_shard(&t, path, "a_train.bin", vocab);

@@ -16,7 +16,8 @@ int main(int argc, char **argv) {
           "< text > tokens",
           argc - 1);
     Tokenizer t;
-    tokenizer_open(argv[1], &t);
+    char error[ERROR_CAP];
+    CHECK(tokenizer_open(argv[1], &t, error), "%s: %s\n  -> data/tokenizer.py", argv[1], error);
     char *text = NULL;
     size_t n = 0, room = 0;
     for (size_t got = 1; got; n += got) {

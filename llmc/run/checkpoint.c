@@ -130,10 +130,9 @@ static bool verify_file(const char *dir, const Json *entry, char *error) {
 static Json *read_json(const char *dir, const char *name, char *error) {
     char path[PATH_CAP], why[ERROR_CAP];
     size_t n;
-    Json *root = NULL;
     char *text = file_read(path_join(path, dir, name), JSON_MOST, &n);
-    if (!text) error_set(error, "%s: %s", name, file_error());
-    else if (!json_try_parse(text, n, &root, why)) error_set(error, "%s: %s", name, why);
+    Json *root = text ? json_try_parse(text, n, why) : NULL;
+    if (!root) error_set(error, "%s: %s", name, text ? why : file_error());
     free(text);
     return root;
 }

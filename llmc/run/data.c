@@ -36,16 +36,20 @@ void loader_floor(DataLoader *d, int64_t samples) {
 
 // ------------------------------------------------------------------------------------------ shards
 
-// The only place in the trainer that reads a shard's header. Refuses a header that does not fit the
-// file or the shards before it; otherwise appends the shard to the stream.
-static void shard_read_header(DataLoader *d, Shard *s) {
+// Appends a shard to the stream. The only place in the trainer that reads a shard's header; refuses
+// one that does not fit the file or the shards before it.
+static void shard_add(DataLoader *d, const char *path) {
+    d->shards = check_grow(d->shards, d->shard_count, sizeof(Shard), "a list of shards");
+    Shard *s = &d->shards[d->shard_count++];
+    s->hash = 0;
+    check_format(s->path, sizeof s->path, "%s", path);
     int32_t head[SHARD_HEADER_BYTES / 4] = {0};
     int64_t size;
-    int fd = file_open(s->path, &size);
+    int fd = file_open(path, &size);
     CHECK(fd >= 0,
           "%s: this shard cannot be opened: %s\n"
           "  -> --data FILE, FOLDER or 'PATTERN', of files that may be read",
-          s->path, file_error());
+          path, file_error());
     long long got = file_read_at(fd, head, SHARD_HEADER_BYTES, 0);
     close(fd);
 
@@ -57,39 +61,31 @@ static void shard_read_header(DataLoader *d, Shard *s) {
           "%s is not a shard: expected %d bytes with magic %d or %d, found %lld bytes with magic "
           "%d\n  -> make shard && ./shard --out DIR your.txt, then --data DIR; python3 data/get.py "
           "tasks, for --tasks",
-          s->path, SHARD_HEADER_BYTES, SHARD_MAGIC_16, SHARD_MAGIC_32, got, magic);
+          path, SHARD_HEADER_BYTES, SHARD_MAGIC_16, SHARD_MAGIC_32, got, magic);
     int width = wide ? 4 : 2, version = wide ? SHARD_VERSION_32 : SHARD_VERSION_16;
     CHECK(head[SHARD_VERSION] == version && count > 0 && vocab >= 0 && bytes >= 0 && words >= 0,
           "%s: expected version %d, at least one token, and a vocabulary, bytes and words of 0 "
           "(unknown) or more, found version %d, %d tokens, vocabulary %d, %d bytes, %d words\n"
           "  -> write this shard again, or remove it",
-          s->path, version, head[SHARD_VERSION], count, vocab, bytes, words);
+          path, version, head[SHARD_VERSION], count, vocab, bytes, words);
     // A truncated download is the usual fault.
     long long need = SHARD_HEADER_BYTES + (int64_t)count * width;
     CHECK(size == need,
           "%s: expected %lld bytes for its %d tokens of %d bytes, found %lld\n"
           "  -> copy or download this shard again",
-          s->path, need, count, width, (long long)size);
+          path, need, count, width, (long long)size);
 
     // All shards must have the width and vocabulary of the first.
     if (s == d->shards) d->width = width, d->vocab = vocab;
     CHECK(width == d->width && vocab == d->vocab,
           "%s: expected %d-byte tokens of vocabulary %d as in %s, found %d-byte tokens of "
           "vocabulary %d\n  -> move one of the two away: all shards of a run have one tokenizer",
-          s->path, d->width, d->vocab, d->shards->path, width, vocab);
+          path, d->width, d->vocab, d->shards->path, width, vocab);
     s->first = d->tokens;
     s->count = count;
     d->tokens += count;
     d->bytes += bytes;
     d->words += words;
-}
-
-// Appends a shard to the list, without opening it.
-static void shard_add(DataLoader *d, const char *path) {
-    d->shards = check_grow(d->shards, d->shard_count, sizeof(Shard), "a list of shards");
-    Shard *s = &d->shards[d->shard_count++];
-    s->hash = 0;
-    check_format(s->path, sizeof s->path, "%s", path);
 }
 
 // FNM_PERIOD: * is not the dot of a hidden file, such as one called just ".bin".
@@ -147,7 +143,6 @@ void loader_open(DataLoader *d, const char *path, const char *split, int seq, bo
     d->validation = !strcmp(split, "val");
     if (*path) {
         shard_list(d, path, split);
-        for (int64_t i = 0; i < d->shard_count; i++) shard_read_header(d, &d->shards[i]);
         d->raw = check_alloc((seq + 1L) * d->width, "one sample");
     } else {
         d->tokens = d->validation ? CORPUS_VAL_TOKENS : CORPUS_TRAIN_TOKENS;

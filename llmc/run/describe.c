@@ -68,7 +68,7 @@ static Memory memory_make(const Run *r, const Setup *setup) {
         y.grads = acts.grads * storage;
     }
     y.sum = y.weights + y.gradients + y.moments + y.muon + y.acts + y.grads;
-    act_layout_free(&acts);
+    free(acts.act);
     return y;
 }
 

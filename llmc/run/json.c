@@ -196,23 +196,22 @@ static bool read_value(Reader *r, int depth, Json *v) {
 }
 
 // One block of memory has the root and the copy of the text, so json_free of the root frees both.
-bool json_try_parse(const char *text, size_t n, Json **out, char *error) {
+Json *json_try_parse(const char *text, size_t n, char *error) {
     Json *root = check_alloc(sizeof *root + n + 1, "a JSON text");
     char *copy = memcpy(root + 1, text, n);
     Reader r = {copy, copy, copy + n, error, 0};
-    bool ok = read_value(&r, 0, root) && (r.at == r.end || expected(&r, "the end"));
-    if (!ok) json_free(root);
-    *out = ok ? root : NULL;
-    return ok;
+    if (read_value(&r, 0, root) && (r.at == r.end || expected(&r, "the end"))) return root;
+    json_free(root);
+    return NULL;
 }
 
 #define REPAIR "\n  -> repair the file, or restore it from its source"
 
 // The caller may free or change the text: the tree has its own copy.
 Json *json_parse(const char *text, size_t n, const char *where) {
-    Json *root;
     char error[ERROR_CAP];
-    CHECK(json_try_parse(text, n, &root, error), "%s is not valid JSON: %s" REPAIR, where, error);
+    Json *root = json_try_parse(text, n, error);
+    CHECK(root, "%s is not valid JSON: %s" REPAIR, where, error);
     return root;
 }
 
@@ -248,14 +247,12 @@ const Json *json_get(const Json *object, const char *key) {
     return found ? *found : NULL;
 }
 
-// An integer will do where any number is expected.
 const Json *json_need(const Json *object, const char *key, JsonKind kind, const char *where) {
     static const char *const KINDS[] = {
         "null", "true or false", "an integer", "a number", "a string", "an array", "an object"};
     const Json *v = json_get(object, key);
-    bool right = v && (v->kind == kind || (v->kind == JSON_INT && kind == JSON_REAL));
-    CHECK(right, "%s: expected \"%s\" to be %s, found %s" REPAIR, where, key, KINDS[kind],
-          v ? KINDS[v->kind] : "no such member");
+    CHECK(v && v->kind == kind, "%s: expected \"%s\" to be %s, found %s" REPAIR, where, key,
+          KINDS[kind], v ? KINDS[v->kind] : "no such member");
     return v;
 }
 
@@ -272,16 +269,14 @@ const char *json_get_string(const Json *object, const char *key, const char *whe
 // Escapes only what JSON demands: quotes, backslashes and control characters. Each invalid byte is
 // replaced on its own: valid UTF-8 may follow right after it.
 void json_write_string(FILE *f, const char *text) {
-    const char *invalid = utf8_end(text);
     fputc('"', f);
-    for (; *text; text++) {
-        if (text == invalid) {
-            fputs("\xEF\xBF\xBD", f);
-            invalid = utf8_end(text + 1);
-        } else if (*text == '\n') fputs("\\n", f);
+    for (size_t n; *text; text += n ? n : 1) {
+        n = utf8_length(text, 4);
+        if (!n) fputs("\xEF\xBF\xBD", f);
+        else if (*text == '\n') fputs("\\n", f);
         else if (*text == '"' || *text == '\\') fprintf(f, "\\%c", *text);
         else if ((uint8_t)*text < 0x20) fprintf(f, "\\u%04X", *text);
-        else fputc(*text, f);
+        else fwrite(text, 1, n, f);
     }
     fputc('"', f);
 }

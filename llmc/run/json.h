@@ -31,8 +31,8 @@ typedef struct Json {
     size_t count;          // of elements or members
 } Json;
 
-// Parses n bytes. On false *out is NULL, and error (of ERROR_CAP bytes) says why.
-bool json_try_parse(const char *text, size_t n, Json **out, char *error);
+// Parses n bytes. NULL: error (of ERROR_CAP bytes) says why not.
+Json *json_try_parse(const char *text, size_t n, char *error);
 
 // The same, but a fault ends the program; `where` is the file's name, for the message.
 Json *json_parse(const char *text, size_t n, const char *where);
@@ -42,7 +42,7 @@ void json_free(Json *v);
 // The member of that name, or NULL: also when `object` is NULL or not an object, so calls nest.
 const Json *json_get(const Json *object, const char *key);
 
-// Members that must exist and have that kind (an integer is also a number); `where` as above.
+// Members that must exist and have that kind; `where` as above.
 const Json *json_need(const Json *object, const char *key, JsonKind kind, const char *where);
 int64_t json_get_int(const Json *object, const char *key, const char *where);
 const char *json_get_string(const Json *object, const char *key, const char *where);

@@ -15,9 +15,8 @@ static size_t keep_lines(Log *log, char *old, size_t n, int64_t step) {
     char *line = old, *kept = old, *end, error[ERROR_CAP];
     for (; step && (end = memchr(line, '\n', old + n - line)); line = end + 1) {
         size_t length = end + 1 - line;
-        Json *root;
         // A line that does not parse was damaged on the disk: it has no step, and is dropped.
-        json_try_parse(line, length - 1, &root, error);
+        Json *root = json_try_parse(line, length - 1, error);
         const Json *at = json_get(root, "step");
         bool keep = at && at->kind == JSON_INT && at->integer <= step;
         if (keep && at->integer == step) {

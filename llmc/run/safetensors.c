@@ -61,14 +61,11 @@ int tensor_dtype_bytes(const char *dtype) {
     return 0;
 }
 
-// The sizes in a hostile file may be negative, or their product may overflow.
+// The product of the sizes in a hostile file may overflow.
 int64_t tensor_bytes(const Tensor *t) {
     int64_t bytes = tensor_dtype_bytes(t->dtype);
-    if (bytes == 0 || t->rank < 0 || t->rank > TENSOR_RANK) return -1;
-    for (int i = 0; i < t->rank; i++) {
-        if (t->shape[i] < 0 || (t->shape[i] > 0 && bytes > INT64_MAX / t->shape[i])) return -1;
-        bytes *= t->shape[i];
-    }
+    for (int i = 0; i < t->rank; i++)
+        if (__builtin_mul_overflow(bytes, t->shape[i], &bytes)) return -1;
     return bytes;
 }
 
@@ -150,7 +147,8 @@ static bool check_cover(SafetensorsFile *file, const char *data, int64_t bytes, 
 static bool read_header(const char *text, size_t n, int64_t bytes, SafetensorsFile *file,
                         char *error) {
     if (n == 0 || text[0] != '{') return error_set(error, "expected the header to begin with '{'");
-    if (!json_try_parse(text, n, &file->header, error)) return false;
+    file->header = json_try_parse(text, n, error);
+    if (!file->header) return false;
     file->tensors = check_alloc(file->header->count * sizeof(Tensor), "a list of tensors");
     for (const Json *entry = file->header->first; entry; entry = entry->next) {
         if (!strcmp(entry->key, "__metadata__")) continue;

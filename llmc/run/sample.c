@@ -3,20 +3,6 @@
 #include "run.h"
 #include <unistd.h>
 
-// The k-th largest of V logits, by keeping the top k in order.
-static double kth_largest(const double *logits, int V, int k, double *sorted) {
-    int have = 0;
-    for (int i = 0; i < V; i++) {
-        int at = have;
-        if (have < k) have++;
-        else if (logits[i] <= sorted[k - 1]) continue;
-        else at = k - 1;
-        for (; at > 0 && sorted[at - 1] < logits[i]; at--) sorted[at] = sorted[at - 1];
-        sorted[at] = logits[i];
-    }
-    return sorted[k - 1];
-}
-
 // Inverse transform sampling: adds up probabilities until the sum passes u. The largest logit is
 // subtracted first, so exp cannot overflow.
 int sample_token(const double *logits, int V, double temperature, int64_t k, double u,
@@ -26,8 +12,18 @@ int sample_token(const double *logits, int V, double temperature, int64_t k, dou
         if (logits[i] > logits[best]) best = i;
     if (temperature == 0) return best;
     double smallest = -INFINITY, sum = 0;
-    // Top-k: logits below the k-th largest get no weight.
-    if (k > 0 && k < V) smallest = kth_largest(logits, V, k, weights + V);
+    // Top-k: logits below the k-th largest get no weight. The largest are kept in order; the last
+    // place is for one that falls out.
+    if (k > 0 && k < V) {
+        double *sorted = weights + V;             // [k + 1]
+        for (int i = 0; i < k; i++) sorted[i] = -INFINITY;
+        for (int i = 0; i < V; i++) {
+            int at = k;
+            for (; at > 0 && sorted[at - 1] < logits[i]; at--) sorted[at] = sorted[at - 1];
+            sorted[at] = logits[i];
+        }
+        smallest = sorted[k - 1];
+    }
     for (int i = 0; i < V; i++) {
         weights[i] = logits[i] < smallest ? 0 : exp((logits[i] - logits[best]) / temperature);
         sum += weights[i];

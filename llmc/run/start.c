@@ -103,15 +103,17 @@ static const char TOKENIZER_ADVICE[] =
 // numbers if the model's tokens are not bytes.
 void run_open_tokenizer(Run *r) {
     Tokenizer *t = &r->tokenizer;
-    char path[PATH_CAP] = "";
+    char path[PATH_CAP] = "", error[ERROR_CAP];
     bool found = find_tokenizer(r, path), prompt = *r->f->prompt && r->f->sample;
     bool bytes = r->m.V == CORPUS_VOCAB;
     if (found) {
-        tokenizer_open(path, t);
+        CHECK(tokenizer_open(path, t, error),
+              "%s: %s\n  -> python3 data/get.py tokenizer --out FILE writes a sound one", path,
+              error);
         CHECK(t->count <= r->m.V,
               "%s has %d tokens, the model a vocabulary of %d\n"
               "  -> --tokenizer FILE, the one of this model's data", path, t->count, r->m.V);
-        CHECK(!prompt || t->encodes,
+        CHECK(!prompt || t->classes,
               "--prompt: expected a tokenizer that encodes; %s only decodes\n"
               "  -> dev/export_hf.py, and this prompt in transformers; or %s", path,
               TOKENIZER_ADVICE);

@@ -134,7 +134,6 @@ static bool read_ranges(Tokenizer *t, size_t at, char *error) {
     if (t->size - at != behind)
         return error_set(error, "expected %llu bytes of ranges and lists, found %zu",
                          behind + 0ull, t->size - at);
-    t->encodes = ranges;
     // A file of llm.c ends here: it decodes only.
     if (!ranges) return true;
     t->classes = check_alloc(CODES, "the classes of characters");
@@ -154,19 +153,13 @@ static bool read_ranges(Tokenizer *t, size_t at, char *error) {
     return t->classes[' '] == CLASS_SPACE || error_set(error, "U+0020 is not a space");
 }
 
-bool tokenizer_try_open(const char *path, Tokenizer *t, char *error) {
+bool tokenizer_open(const char *path, Tokenizer *t, char *error) {
     size_t at = TOKENIZER_HEADER_BYTES;
     memset(t, 0, sizeof *t);
     bool ok = read_header(path, t, error) && read_tokens(t, &at, error) &&
               read_ranges(t, at, error) && read_lists(t, error);
     if (!ok) tokenizer_close(t);
     return ok;
-}
-
-void tokenizer_open(const char *path, Tokenizer *t) {
-    char error[ERROR_CAP];
-    CHECK(tokenizer_try_open(path, t, error),
-          "%s: %s\n  -> python3 data/get.py tokenizer --out FILE writes a sound one", path, error);
 }
 
 // ------------------------------------------------------------------------------------------ pieces
@@ -353,7 +346,7 @@ static int32_t find_name(const Tokenizer *t, const char *text, size_t n, size_t 
 }
 
 int64_t tokenizer_encode(const Tokenizer *t, const char *text, size_t n, int32_t *tokens) {
-    CHECK(t->encodes,
+    CHECK(t->classes,
           "this tokenizer only decodes\n"
           "  -> python3 data/tokenizer.py FOLDER writes another, or says why not");
     CHECK(n < UINT32_MAX, "expected less than 4 GiB of text, found %zu bytes\n  -> split it", n);

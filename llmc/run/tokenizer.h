@@ -36,7 +36,6 @@ enum { PREFIX_NONE, PREFIX_FIRST, PREFIX_EACH };
 
 typedef struct {
     int32_t count, end;   // tokens; the end-of-text token
-    bool encodes;         // the file has ranges
     uint8_t *file;  // [size] the whole file
     size_t size;
     uint32_t *where;  // [count] offset of each token's bytes in the file; the byte before: how many
@@ -44,7 +43,7 @@ typedef struct {
     int32_t *names;   // [how.names] special tokens, after those
     int32_t *slots;   // [mask + 1] hash table from bytes to rank; -1: empty
     uint64_t mask;
-    uint8_t *classes;  // [code points] CLASS_*
+    uint8_t *classes;  // [code points] CLASS_*; NULL: a file without ranges, which decodes only
     struct {
         uint32_t cut;       // CUT_*: the pattern that cuts text into pieces
         uint32_t digits;    // most digits of a piece; 0: any number
@@ -56,10 +55,8 @@ typedef struct {
     } how;
 } Tokenizer;
 
-// If the file is damaged, open ends the program; try_open writes the reason into error (ERROR_CAP
-// bytes) and returns false, with nothing to close.
-void tokenizer_open(const char *path, Tokenizer *t);
-bool tokenizer_try_open(const char *path, Tokenizer *t, char *error);
+// False, with nothing to close: the file is damaged, and error (ERROR_CAP bytes) says how.
+bool tokenizer_open(const char *path, Tokenizer *t, char *error);
 void tokenizer_close(Tokenizer *t);
 
 // The token that merging makes from exactly these bytes, or -1. The end-of-text token is not one.

@@ -276,14 +276,8 @@ static void layers(Run *r, const Peaks *p) {
     char text[64];
     for (Timer one = {.what = "a step", .best = &t->whole}; timer_next(&one);) step(r);
     for (int i = 0; i < m->L; i++) blocks[i] = layer_at(g, i);
-    real *head = m->tied ? l->b.w.wte : l->b.w.wlm, *dhead = m->tied ? l->b.dw.wte : l->b.dw.wlm;
     double width = norms(&blocks[m->L - 1].b, false);
     Norm fin = NORM(&l->b, fin);
-    LinearShape q = linear_shape(&l->b, Q, C, 1);
-    LinearShape k = linear_shape(&l->b, K, C, 1);
-    LinearShape o = linear_shape(&l->b, C, Q, 1);
-    LinearShape in = {s->n, F, C, F + up, 1, SET};
-    LinearShape down = linear_shape(&l->b, C, F, 1);
     printf("\n%-38s %10s    calls    ms a step  of it   rate\n",
            check_format(text, sizeof text, "%s under %s, %d x %d tokens", r->f->model,
                         m->mode->name, s->B, s->T),
@@ -292,25 +286,25 @@ static void layers(Run *r, const Peaks *p) {
         embedding_forward(l->b.a.e, g->inputs, l->b.w.wte, l->b.w.wpe, NULL, n, s->T, C, 1);
     while (timed(t, &l, "norms forward", all, moved(2 * n * width))) norms(&l->b, false);
     while (timed(t, &l, "q forward", all, forward_work(n, Q, C)))
-        linear_forward(l->b.a.q, l->u, l->b.w.wq, l->b.w.wq_b, q);
+        linear_forward(l->b.a.q, l->u, BIASED(&l->b, wq, Q, C, 1));
     while (timed(t, &l, "k, v forward", 2 * all, forward_work(n, K, C)))
-        linear_forward(l->b.a.k, l->u, l->b.w.wk, l->b.w.wk_b, k);
+        linear_forward(l->b.a.k, l->u, BIASED(&l->b, wk, K, C, 1));
     while (timed(t, &l, "rope forward", m->rope ? all : 0, moved(2 * n * (Q + K))))
         qk_rope(&l->b, l->q, l->k, +1);
     while (timed(t, &l, "attention forward", all, (Work){2 * squares, 2 * n * (Q + K)}))
         attention_forward(l->b.a.c, l->b.a.peak, l->b.a.lse, l->q, l->k, l->v, attn_shape(&l->b));
     while (timed(t, &l, "o forward", all, forward_work(n, C, Q)))
-        linear_forward(l->b.a.ay, l->b.a.c, l->b.w.wo, l->b.w.wo_b, o);
+        linear_forward(l->b.a.ay, l->b.a.c, BIASED(&l->b, wo, C, Q, 1));
     while (timed(t, &l, "up, gate forward", m->swiglu ? 2 * all : all, forward_work(n, F, C)))
-        linear_forward(l->b.a.gu + up, l->u, l->b.w.wu, l->b.w.wu_b, in);
+        linear_forward(l->b.a.gu + up, l->u, UP(&l->b));
     while (timed(t, &l, "activation forward", all, moved(n * (up + 2 * F))))
         activation_forward(l->b.a.h, l->gu, s->n, F, m->swiglu);
     while (timed(t, &l, "down forward", all, forward_work(n, C, F)))
-        linear_forward(l->b.a.fy, l->b.a.h, l->b.w.wd, l->b.w.wd_b, down);
+        linear_forward(l->b.a.fy, l->b.a.h, BIASED(&l->b, wd, C, F, 1));
     while (timed(t, &l, "final norm forward", m->fin ? micros : 0, moved(2 * n * C)))
         slot_forward(fin, l->b.a.fx, l->b.a.x);
     while (timed(t, &l, "head forward", micros, forward_work(n, Vp, C)))
-        linear_forward(l->b.a.logits, l->b.a.x, head, NULL, linear_shape(&l->b, Vp, C, 1));
+        linear_forward(l->b.a.logits, l->b.a.x, lm_head_linear(&l->b));
     while (timed(t, &l, "cross-entropy forward", micros, moved(n * m->V)))
         crossentropy_forward(l->b.a.losses, l->b.a.logsum, l->b.a.logits, g->targets, s->n, m->V,
                              Vp);
@@ -318,28 +312,26 @@ static void layers(Run *r, const Peaks *p) {
         crossentropy_backward(l->b.a.logits, l->b.a.logsum, g->targets, s->n, m->V, Vp, (real)1e-3,
                               0);
     while (timed(t, &l, "head backward", micros, backward_work(n, Vp, C)))
-        linear_backward(l->b.d.x, dhead, NULL, l->b.a.logits, l->b.a.x, head,
-                        linear_shape(&l->b, Vp, C, 1), SET);
+        linear_backward(l->b.d.x, l->b.a.logits, l->b.a.x, lm_head_linear(&l->b), SET);
     while (timed(t, &l, "final norm backward", m->fin ? micros : 0, moved(3 * n * C)))
         slot_backward(fin, l->b.d.x, l->b.d.fx, l->b.a.x);
     while (timed(t, &l, "down backward", all, backward_work(n, C, F)))
-        linear_backward(l->b.d.h, l->b.dw.wd, l->b.dw.wd_b, l->b.d.fy, l->b.a.h, l->b.w.wd, down,
-                        SET);
+        linear_backward(l->b.d.h, l->b.d.fy, l->b.a.h, BIASED(&l->b, wd, C, F, 1), SET);
     while (timed(t, &l, "activation backward", all, moved(n * (2 * up + 3 * F))))
         activation_backward(l->dgu, l->b.d.h, l->gu, s->n, F, m->swiglu);
     while (timed(t, &l, "up, gate backward", m->swiglu ? 2 * all : all, backward_work(n, F, C)))
-        linear_backward(l->du, l->b.dw.wu, l->b.dw.wu_b, l->dgu + up, l->u, l->b.w.wu, in, SET);
+        linear_backward(l->du, l->dgu + up, l->u, UP(&l->b), SET);
     while (timed(t, &l, "o backward", all, backward_work(n, C, Q)))
-        linear_backward(l->b.d.c, l->b.dw.wo, l->b.dw.wo_b, l->b.d.ay, l->b.a.c, l->b.w.wo, o, SET);
+        linear_backward(l->b.d.c, l->b.d.ay, l->b.a.c, BIASED(&l->b, wo, C, Q, 1), SET);
     while (timed(t, &l, "attention backward", all, (Work){5 * squares, 4 * n * (Q + K)}))
         attention_backward(l->dq, l->dk, l->dv, l->b.d.c, l->b.a.c, l->b.a.lse, l->q, l->k, l->v,
                            attn_shape(&l->b));
     while (timed(t, &l, "rope backward", m->rope ? all : 0, moved(2 * n * (Q + K))))
         qk_rope(&l->b, l->dq, l->dk, -1);
     while (timed(t, &l, "q backward", all, backward_work(n, Q, C)))
-        linear_backward(l->du, l->b.dw.wq, l->b.dw.wq_b, l->dq, l->u, l->b.w.wq, q, SET);
+        linear_backward(l->du, l->dq, l->u, BIASED(&l->b, wq, Q, C, 1), SET);
     while (timed(t, &l, "k, v backward", 2 * all, backward_work(n, K, C)))
-        linear_backward(l->du, l->b.dw.wk, l->b.dw.wk_b, l->dk, l->u, l->b.w.wk, k, ADD);
+        linear_backward(l->du, l->dk, l->u, BIASED(&l->b, wk, K, C, 1), ADD);
     while (timed(t, &l, "norms backward", all, moved(3 * n * width))) norms(&l->b, true);
     while (timed(t, &l, "embedding backward", micros, moved(n * C * (m->rope ? 3 : 5))))
         embedding_backward(l->b.dw.wte, l->b.dw.wpe, l->b.d.e, g->inputs, NULL, n, s->T, C, 1);
