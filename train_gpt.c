@@ -866,21 +866,24 @@ static Norm logits_gain(const Block *b) {
     return (Norm){.site = b->p.logits, .w = b->w.logits_w, .dw = b->dw.logits_w, .n = b->n};
 }
 
-// y = N(x) where the slot is filled; otherwise x itself: no call, no copy.
+// y = N(x) where the slot is filled; otherwise x itself: no call, no copy. Callers that go on with
+// an activation y rely on acts_view: it is then another name of x.
 static real *slot_forward(Norm norm, real *y, real *x) {
     if (!norm.site.on) return x;
     norm_forward(y, x, norm);
     return y;
 }
 
-// The gradient of the slot's input: dx where the slot is filled, otherwise dy itself.
+// The gradient of the slot's input: dx where the slot is filled, otherwise dy itself, of which an
+// activation's dx is then another name.
 static real *slot_backward(Norm norm, real *dx, real *dy, const real *x) {
     if (!norm.site.on) return dy;
     norm_backward(dx, dy, x, norm, SET);
     return dx;
 }
 
-// A linear of the block's rows, without a bias and with one.
+// A linear of the block's rows, without a bias and with one. weight: a field of Params, in LINEAR
+// also one plus an offset.
 #define LINEAR(b, weight, out, in, c) \
     (Linear){(b)->w.weight, NULL, (b)->dw.weight, NULL, (b)->n, out, in, out, c, \
              (b)->dw_of_linears}
@@ -938,7 +941,7 @@ static void kv_forward(const Block *b, const real *u) {
         return;
     }
     linear_forward(a->kvc, u, LINEAR(b, wkva, rank, C, c));
-    linear_forward(a->kr, u, LINEAR(b, wkva + (int64_t)rank * C, R, C, c));  // for all heads
+    linear_forward(a->kr, u, LINEAR(b, wkva + (int64_t)rank * C, R, C, c));  // of all heads
     norm_forward(a->kvcn, a->kvc, NORM(b, latent));
     linear_forward(a->kvb, a->kvcn, LINEAR(b, wkvb, 2 * width, rank, 1));
     latent_heads_forward(a->k, a->v, a->kvb, a->kr, b->n, m->NH, m->HS, R);
@@ -1023,20 +1026,24 @@ static void attn_branch_backward(const Block *b, real *du, real *dy, const real 
 //              dense ffn SDD fills the sublayer's slot `out` instead.
 //   gu, gun [n, 2 F] or [n, F] before and after N_hidden    h [n, F]    sy [n, C] before N_down
 
-// Gate and up each fill one half of gu.
-static Linear mlp_in(const Block *b, Linear s) {
+// With SwiGLU gate and up each fill one half of gu.
+static Linear gate_linear(const Block *b) {
+    Linear s = BIASED(b, wg, b->p.F, b->m->C, b->p.ffn_c);
+    s.ldy *= 2;
+    return s;
+}
+static Linear up_linear(const Block *b) {
+    Linear s = BIASED(b, wu, b->p.F, b->m->C, b->p.ffn_c);
     if (b->m->swiglu) s.ldy *= 2;
     return s;
 }
-#define GATE(b) mlp_in(b, BIASED(b, wg, (b)->p.F, (b)->m->C, (b)->p.ffn_c))
-#define UP(b) mlp_in(b, BIASED(b, wu, (b)->p.F, (b)->m->C, (b)->p.ffn_c))
 
 //   u, y [n, C]
 static void mlp_forward(const Block *b, real *y, const real *u) {
     const Acts *a = &b->a;
     int C = b->m->C, F = b->p.F, swiglu = b->m->swiglu;
-    if (swiglu) linear_forward(a->gu, u, GATE(b));
-    linear_forward(a->gu + (swiglu ? F : 0), u, UP(b));
+    if (swiglu) linear_forward(a->gu, u, gate_linear(b));
+    linear_forward(a->gu + (swiglu ? F : 0), u, up_linear(b));
     slot_forward(NORM(b, hidden), a->gun, a->gu);
     activation_forward(a->h, a->gun, b->n, F, swiglu);
     real *down = b->p.shared_out.on ? a->sy : y;  // W_down's output
@@ -1051,14 +1058,14 @@ static void mlp_backward(const Block *b, real *du, real *dy, const real *u, int 
     linear_backward(d->h, ddown, a->h, BIASED(b, wd, C, F, 1), SET);
     activation_backward(d->gun, d->h, a->gun, b->n, F, swiglu);
     slot_backward(NORM(b, hidden), d->gu, d->gun, a->gu);
-    linear_backward(du, d->gu + (swiglu ? F : 0), u, UP(b), add);
-    if (swiglu) linear_backward(du, d->gu, u, GATE(b), ADD);
+    linear_backward(du, d->gu + (swiglu ? F : 0), u, up_linear(b), add);
+    if (swiglu) linear_backward(du, d->gu, u, gate_linear(b), ADD);
 }
 
 // The block as mlp_forward sees it for routed expert e. Its matrices and gains follow those of the
 // experts before it; its rows begin at start[e]. Here the fields of the dense and shared ffn (wg,
-// hidden, shared_out, gu, h, sy) stand for the expert's own. Experts have no biases. EXPERT: field
-// and its gradient are those of b's `of`, from `offset` on.
+// hidden, shared_out, gu, h, sy) stand for the expert's own, and xx and xyn begin at its first row.
+// Experts have no biases. EXPERT: field and its gradient are those of b's `of`, from `offset` on.
 #define EXPERT(value, grad, field, of, offset) \
     x.value.field = at(b->value.of, offset), x.grad.field = at(b->grad.of, offset)
 static Block expert_block(const Block *b, int e) {
@@ -1154,10 +1161,10 @@ typedef struct {
     real a;
     const real *p;       // [C] nGPT: alpha = 0.05 sqrt(C) |p|; NULL: the skip's factor is a
     real *dp;
-    real *u, *du;        // [n, C], as all that follow; only if `in` is filled
+    real *u, *du;        // [n, C], as all that follow; read only if `in` is filled
     real *y, *dy;
     real *yn, *dyn;      // only if `out` is filled
-    real *s, *ds;
+    real *s, *ds;        // without post: the output and its gradient
     void (*forward)(const Block *b, real *y, const real *u);
     void (*backward)(const Block *b, real *du, real *dy, const real *u, int add);
 } Sublayer;

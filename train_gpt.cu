@@ -505,9 +505,9 @@ static void loss_backward(Gpt *g) {
         reduce_gradients(g, l);
         b = below;
     }
-    real *de = slot_backward(NORM(b, emb), b.d.raw, b.d.e, b.a.raw, &g->gpu);
-    embedding_backward(b.dw.wte, b.dw.wpe, de, batch_array(g, BATCH_GROUPS), g->now.B, g->now.T,
-                       m->C, m->emb_scale, &g->gpu);
+    slot_backward(NORM(b, emb), b.d.raw, b.d.e, b.a.raw, &g->gpu);
+    embedding_backward(b.dw.wte, b.dw.wpe, b.d.raw, batch_array(g, BATCH_GROUPS), g->now.B,
+                       g->now.T, m->C, m->emb_scale, &g->gpu);
     reduce_gradients(g, -1);
 }
 

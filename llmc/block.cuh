@@ -60,7 +60,8 @@ struct Block {
          b.a.slot##_mean, b.a.slot##_rstd, b.s->n, b.p.slot.on == L2 ? 1e-12f : (float)b.m->eps, \
          1, nullptr, b.w.slot##_alpha, b.dw.slot##_alpha}
 
-// y = N(x) if the slot holds a norm; otherwise x itself: no call, no copy.
+// y = N(x) if the slot holds a norm; otherwise x itself: no call, no copy. Callers that go on with
+// an activation y rely on acts_view: it is then another name of x.
 static real *slot_forward(const Norm &norm, real *y, real *x, Gpu *gpu) {
     if (!norm.site.on) return x;
     if (norm.site.on == SCALE) gain_forward(y, x, &norm, gpu);
@@ -68,7 +69,8 @@ static real *slot_forward(const Norm &norm, real *y, real *x, Gpu *gpu) {
     return y;
 }
 
-// Gradient of the slot's input: dx = N'(dy; x) + add if it holds a norm; otherwise dy itself.
+// Gradient of the slot's input: dx = N'(dy; x) + add if it holds a norm; otherwise dy itself, of
+// which an activation's dx is then another name.
 static real *slot_backward(const Norm &norm, real *dx, real *dy, const real *x, Gpu *gpu,
                            Residual add = {}) {
     if (!norm.site.on) return dy;
@@ -414,7 +416,7 @@ template <int ROW> static void block_forward(const Block &b, real *x) {
     } else attn_branch_forward(b, b.a.mid, u, {skip, attn_a});  // the product adds the residual
 
     // Feed-forward: from mid to a.x.
-    u = b.a.fi;
+    u = b.a.fi;  // mid, if the slot is empty
     skip = skip_of(r.ffn.skip, b.a.mid, u, x);
     if constexpr (ffn_out || r.ffn.post) {
         ffn_branch_forward(b, b.a.fy, u, {});

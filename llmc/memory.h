@@ -3,9 +3,10 @@
 // allocation that holds many tensors.
 //
 // A tensor that does not exist in a model or layer takes no memory and its pointer is NULL: code
-// that uses it crashes instead of computing something wrong. Offsets count elements, so that one
-// layout serves float, double and bfloat16. The including file defines `real`, the storage type,
-// and `wide`, the type of statistics and of parameters' gradients, if that differs.
+// that uses it crashes instead of computing something wrong. One exception: the value after an
+// empty slot is the value before it (acts_view). Offsets count elements, so that one layout serves
+// float, double and bfloat16. The including file defines `real`, the storage type, and `wide`, the
+// type of statistics and of parameters' gradients, if that differs.
 #pragma once
 #include <stdbool.h>
 #include "run/util.h"
@@ -65,7 +66,8 @@ typedef struct {
     int64_t total;    // elements of the weights
     int64_t state;    // elements of an arena of this process's shards (layout_share)
     int64_t second;   // elements of the second moments in this process
-    int64_t *offset;  // [(layer + 1) * PARAM_COUNT + id]; -1: absent
+    // [id]: of the model's tensors. [(layer + 1) * PARAM_COUNT + id]: of all that a layer sees.
+    int64_t *offset;  // -1: absent
 } Layout;
 
 // An array of offsets, all -1: absent.
@@ -230,7 +232,7 @@ static inline void act_rows(ActRow rows[ACT_COUNT], const Model *m, const Sizes 
 }
 
 typedef struct {
-    int64_t *act, *grad;   // offsets in layer l: [l * ACT_COUNT + id]; -1: absent
+    int64_t *act, *grad;   // offsets in layer l: [l * ACT_COUNT + id]; -1: absent. act owns both
     int64_t acts, grads;   // elements of the two arenas
 } ActLayout;
 
@@ -308,8 +310,9 @@ static inline Grads grads_view(const Layout *t, wide *base, int l) {
     return v;
 }
 
-// The activations of layer l, or their gradients; offset: ActLayout's. NULL: there is none. The
-// values before and after an empty slot are one: one place has both names.
+// The activations of layer l, or their gradients; offset: ActLayout's. NULL: there is none. Where
+// the value after a slot has no place of its own, because the slot is empty or a GPU kernel needs
+// none, its name is another one of the value before the slot. ai, ao and sy stay NULL.
 static inline Acts acts_view(const int64_t *offset, real *base, int l) {
     Acts v;
     view_fill(&v, offset, l, ACT_COUNT, base, sizeof *base);

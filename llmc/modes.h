@@ -273,8 +273,8 @@ static inline Site site_make(int on, int groups, int width, int shared, int norm
     return s;
 }
 
-// A site over the C channels of the stream. sdd: it is the norm of one of SDD's linears, RMS in any
-// model.
+// A site over the C channels of the stream. sdd: the site is the norm of one of SDD's linears, RMS
+// in any model; NULL: it is not.
 static inline Site site_wide(const Model *m, int on, const Sdd *sdd) {
     double gain = sdd ? 1.0 / sqrt((double)sdd->out_layers * m->L) : 1.0;
     return site_make(on, 1, m->C, 1, sdd ? NORM_RMS : m->norm, gain);
@@ -294,8 +294,8 @@ static inline void site_stored(Site *s, int gains, double stored) {
     s->scale *= 1 / stored;
 }
 
-// SDD's norm or nGPT's gain of [gate | up], or of up alone, before the activation. there: this
-// layer has such an ffn, of width F. fused: one statistic over gate and up together.
+// SDD's norm or nGPT's gain of [gate | up], or of up alone, before the activation. F: the width of
+// this layer's ffn of that kind; 0: it has none. fused: one statistic over gate and up together.
 static inline Site site_hidden(const Model *m, int F, int fused) {
     int halves = m->swiglu && !fused ? 2 : 1, hidden = m->swiglu ? 2 * F : F;
     int on = m->mode->unit ? SCALE : m->mode->sdd;

@@ -2,8 +2,8 @@
 // time, and only if there is more than one process.
 //
 //   nccl_begin       the transfers that follow wait for the work given to the GPU so far
-//   nccl_reduce      the sum of all processes' x goes to x of one process
-//   nccl_broadcast   x of one process goes to all
+//   nccl_start       COMM_REDUCE: the sum of all processes' x goes to x of one; COMM_BROADCAST: x
+//                    of one goes to all
 //   nccl_end         launches all transfers since nccl_begin together
 //   nccl_join        work that is given to the GPU after this call waits for the transfers
 //   nccl_wait        the host waits for the GPU, and ends the process if a transfer never ends

@@ -185,16 +185,12 @@ static void serve(Run *r) {
 // ------------------------------------------------------------------------------------------ layers
 
 // A block, and what its layers read and write under this placement.
-typedef struct Layer { Block b; real *u, *du, *q, *k, *v, *dq, *dk, *dv, *gu, *dgu; } Layer;
+typedef struct Layer { Block b; real *u, *du; } Layer;
 
 static Layer layer_at(const Gpt *g, int l) {
     Block b = gpt_block(g, l);
-#define NORMED_OR(slot, normed, plain) (b.p.slot.on ? normed : plain)
-    return (Layer){b, NORMED_OR(attn_in, b.a.ai, b.a.x), NORMED_OR(attn_in, b.d.ai, b.d.x),
-                   NORMED_OR(q, b.a.qn, b.a.q), NORMED_OR(k, b.a.kn, b.a.k),
-                   NORMED_OR(v, b.a.vn, b.a.v), NORMED_OR(q, b.d.qn, b.d.q),
-                   NORMED_OR(k, b.d.kn, b.d.k), NORMED_OR(v, b.d.vn, b.d.v),
-                   NORMED_OR(hidden, b.a.gun, b.a.gu), NORMED_OR(hidden, b.d.gun, b.d.gu)};
+    b.dw_of_linears = SET;
+    return (Layer){b, b.p.attn_in.on ? b.a.ai : b.a.x, b.p.attn_in.on ? b.d.ai : b.d.x};
 }
 
 // All norms inside a block, forward or backward; returns the values in a row of each together.
@@ -290,15 +286,16 @@ static void layers(Run *r, const Peaks *p) {
     while (timed(t, &l, "k, v forward", 2 * all, forward_work(n, K, C)))
         linear_forward(l->b.a.k, l->u, BIASED(&l->b, wk, K, C, 1));
     while (timed(t, &l, "rope forward", m->rope ? all : 0, moved(2 * n * (Q + K))))
-        qk_rope(&l->b, l->q, l->k, +1);
+        qk_rope(&l->b, l->b.a.qn, l->b.a.kn, +1);
     while (timed(t, &l, "attention forward", all, (Work){2 * squares, 2 * n * (Q + K)}))
-        attention_forward(l->b.a.c, l->b.a.peak, l->b.a.lse, l->q, l->k, l->v, attn_shape(&l->b));
+        attention_forward(l->b.a.c, l->b.a.peak, l->b.a.lse, l->b.a.qn, l->b.a.kn, l->b.a.vn,
+                          attn_shape(&l->b));
     while (timed(t, &l, "o forward", all, forward_work(n, C, Q)))
         linear_forward(l->b.a.ay, l->b.a.c, BIASED(&l->b, wo, C, Q, 1));
     while (timed(t, &l, "up, gate forward", m->swiglu ? 2 * all : all, forward_work(n, F, C)))
-        linear_forward(l->b.a.gu + up, l->u, UP(&l->b));
+        linear_forward(l->b.a.gu + up, l->u, up_linear(&l->b));
     while (timed(t, &l, "activation forward", all, moved(n * (up + 2 * F))))
-        activation_forward(l->b.a.h, l->gu, s->n, F, m->swiglu);
+        activation_forward(l->b.a.h, l->b.a.gun, s->n, F, m->swiglu);
     while (timed(t, &l, "down forward", all, forward_work(n, C, F)))
         linear_forward(l->b.a.fy, l->b.a.h, BIASED(&l->b, wd, C, F, 1));
     while (timed(t, &l, "final norm forward", m->fin ? micros : 0, moved(2 * n * C)))
@@ -318,20 +315,20 @@ static void layers(Run *r, const Peaks *p) {
     while (timed(t, &l, "down backward", all, backward_work(n, C, F)))
         linear_backward(l->b.d.h, l->b.d.fy, l->b.a.h, BIASED(&l->b, wd, C, F, 1), SET);
     while (timed(t, &l, "activation backward", all, moved(n * (2 * up + 3 * F))))
-        activation_backward(l->dgu, l->b.d.h, l->gu, s->n, F, m->swiglu);
+        activation_backward(l->b.d.gun, l->b.d.h, l->b.a.gun, s->n, F, m->swiglu);
     while (timed(t, &l, "up, gate backward", m->swiglu ? 2 * all : all, backward_work(n, F, C)))
-        linear_backward(l->du, l->dgu + up, l->u, UP(&l->b), SET);
+        linear_backward(l->du, l->b.d.gun + up, l->u, up_linear(&l->b), SET);
     while (timed(t, &l, "o backward", all, backward_work(n, C, Q)))
         linear_backward(l->b.d.c, l->b.d.ay, l->b.a.c, BIASED(&l->b, wo, C, Q, 1), SET);
     while (timed(t, &l, "attention backward", all, (Work){5 * squares, 4 * n * (Q + K)}))
-        attention_backward(l->dq, l->dk, l->dv, l->b.d.c, l->b.a.c, l->b.a.lse, l->q, l->k, l->v,
-                           attn_shape(&l->b));
+        attention_backward(l->b.d.qn, l->b.d.kn, l->b.d.vn, l->b.d.c, l->b.a.c, l->b.a.lse,
+                           l->b.a.qn, l->b.a.kn, l->b.a.vn, attn_shape(&l->b));
     while (timed(t, &l, "rope backward", m->rope ? all : 0, moved(2 * n * (Q + K))))
-        qk_rope(&l->b, l->dq, l->dk, -1);
+        qk_rope(&l->b, l->b.d.qn, l->b.d.kn, -1);
     while (timed(t, &l, "q backward", all, backward_work(n, Q, C)))
-        linear_backward(l->du, l->dq, l->u, BIASED(&l->b, wq, Q, C, 1), SET);
+        linear_backward(l->du, l->b.d.qn, l->u, BIASED(&l->b, wq, Q, C, 1), SET);
     while (timed(t, &l, "k, v backward", 2 * all, backward_work(n, K, C)))
-        linear_backward(l->du, l->dk, l->u, BIASED(&l->b, wk, K, C, 1), ADD);
+        linear_backward(l->du, l->b.d.kn, l->u, BIASED(&l->b, wk, K, C, 1), ADD);
     while (timed(t, &l, "norms backward", all, moved(3 * n * width))) norms(&l->b, true);
     while (timed(t, &l, "embedding backward", micros, moved(n * C * (m->rope ? 3 : 5))))
         embedding_backward(l->b.dw.wte, l->b.dw.wpe, l->b.d.e, g->inputs, NULL, n, s->T, C, 1);
