@@ -76,9 +76,13 @@ def rms(x):
 
 def sdd(seed, what, *sizes):
     random = np.random.default_rng(int(seed))
-    if what == "alpha":  # the gradient of alpha, V times 100 over V
+    if what in ("alpha", "dv"):
         v, x, dy = (random.normal(size=(256, 256)) / 16, random.normal(size=256),
                     random.normal(size=256))
+        if what == "dv":  # exponent of the gradient's norm in that of V
+            norms = [rms(sdd_gradients(c * v, np.ones(256), x, dy)[1]) for c in (0.5, 2)]
+            return float(np.log(norms[1] / norms[0]) / np.log(4))
+        # the gradient of alpha, V times 100 over V
         return (rms(sdd_gradients(100 * v, np.ones(256), x, dy)[0])
                 / rms(sdd_gradients(v, np.ones(256), x, dy)[0]))
     if what == "dx":  # RMS of dx over RMS of dy, mean over tokens
@@ -87,11 +91,6 @@ def sdd(seed, what, *sizes):
         tokens = [(random.normal(size=inputs), random.normal(size=outputs)) for _ in range(64)]
         return float(np.mean([rms(sdd_gradients(v, np.full(outputs, alpha), x, dy)[2]) / rms(dy)
                               for x, dy in tokens]))
-    if what == "dv":  # exponent of the gradient's norm in that of V
-        v, x, dy = (random.normal(size=(256, 256)) / 16, random.normal(size=256),
-                    random.normal(size=256))
-        norms = [rms(sdd_gradients(c * v, np.ones(256), x, dy)[1]) for c in (0.5, 2)]
-        return float(np.log(norms[1] / norms[0]) / np.log(4))
     if what in ("eq6", "eq7"):  # the norm of the approximate gradient over that of the exact one
         n = sizes[0]
         v, x, dy = (random.normal(size=(n, n)) / np.sqrt(2.5 * n), random.normal(size=n),

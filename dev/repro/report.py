@@ -545,9 +545,9 @@ nor refute a paper.
 Figures are means over seeds with 95 % t intervals. Arms with the same seed are pairs (the same data
 in the same order, the same bits in common weights): differences are taken seed by seed. Losses are
 nats per byte of the built-in stories at the end of the run, validation, each arm at its best rate
-of the study's grid unless the row names one. That rate was chosen by the mean of the seeds that are
-then tested, which favours the arm whose rates lie closest together. Gradients are those of the
-FFN's weights unless the row says otherwise. A run *fails* if it diverges or ends above 0.98 of the
+of the study's grid unless the row names one. The seeds that are tested also chose that rate, which
+favours the arm whose rates lie closest together. Gradients are those of the FFN's weights unless
+the row says otherwise. A run *fails* if it diverges or ends above 0.98 of the
 entropy of the bytes' frequencies (collapsed); one that diverged counts with that entropy in means.
 Some rows ask of a mean whether a model trains: it then has to end 0.5 nats below that entropy.
 Spectra, similarities and spreads of gradients are read from the runs that did not fail.
@@ -588,9 +588,8 @@ def score_lines():
     return ["## Scores at the papers' scale", "", *drawn] if kept else []
 
 
-def render(table, here):
+def render(table, here, results):
     import repro
-    results = repro.read_results()
     outcomes = {claim["id"]: judge(claim, results, calculation_of(results))
                 for claim in table["claim"]}
     ended = [run for name, found in results.items() for run in found.get("runs", [])]
@@ -776,15 +775,16 @@ def draw_leads(name, found, path):
 
 def write(table, here, pictures=True):
     import repro
+    results = repro.read_results()
     for name, keep in table["keep"].items():
         if pictures and "tuned" in keep and not any(map(repro.missing, (name, f"{name}_seeds"))):
-            draw_tuned(repro.read_results(), name, here / f"{name}.png")
+            draw_tuned(results, name, here / f"{name}.png")
     for name in table["keep"]:
-        found, path = read_json(here / "results" / f"{name}.json"), here / f"{name}.png"
+        found, path = results.get(name), here / f"{name}.png"
         newer = (found and path.exists()
                  and path.stat().st_mtime >= (here / "results" / f"{name}.json").stat().st_mtime)
         for kind, function in (("picture", draw), ("leads", draw_leads)):
             if pictures and found and kind in table["keep"][name] and not newer:
                 function(name, found, path)
-    (here / "RESULTS.md").write_text(render(table, here))
+    (here / "RESULTS.md").write_text(render(table, here, results))
     print(f"wrote {here / 'RESULTS.md'}")

@@ -517,7 +517,9 @@ refused "--out below a text"             "Not a directory"                 $T --
     --out text.txt/run
 refused "--tokenizer a pipe"             "expected a tokenizer"            $T --data data \
     --tokenizer pipe
-refused "--tokenizer a text"             "data/get.py tokenizer"           $T --data data \
+refused "--tokenizer a text"             "expected a tokenizer"            $T --data data \
+    --tokenizer text.txt
+refused "--tokenizer: what to do"        "data/get.py tokenizer"           $T --data data \
     --tokenizer text.txt
 refused "./shard of a pipe"              "found a pipe or device"          "$shard" --out s pipe
 refused "./shard of a device"            "found a pipe or device"          "$shard" \

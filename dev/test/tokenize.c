@@ -17,7 +17,9 @@ int main(int argc, char **argv) {
           argc - 1);
     Tokenizer t;
     char error[ERROR_CAP];
-    CHECK(tokenizer_open(argv[1], &t, error), "%s: %s\n  -> data/tokenizer.py", argv[1], error);
+    CHECK(tokenizer_open(argv[1], &t, error),
+          "%s: %s\n  -> python3 data/get.py tokenizer --out FILE writes a sound one", argv[1],
+          error);
     char *text = NULL;
     size_t n = 0, room = 0;
     for (size_t got = 1; got; n += got) {
