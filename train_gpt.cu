@@ -254,9 +254,10 @@ template <typename T> static void clear(Gpt *g, T *x, int64_t count) {
     if (count) cudaCheck(cudaMemsetAsync(x, 0, count * sizeof(T), g->gpu.stream));
 }
 
-// Waits until the device has done all work given to it, with a time limit: a transfer between
-// processes may never end. Waits without a limit (kinds.cuh, linear.cuh) come before any transfer.
+// Waits until the device has done all work given to it, transfers too, with a time limit: a
+// transfer may never end. Waits without a limit (kinds.cuh, linear.cuh) come before any transfer.
 static void wait(Gpt *g) {
+    nccl_join(&g->nccl, &g->gpu);
     cudaCheck(cudaEventRecord(g->reached, g->gpu.stream));
     nccl_wait(&g->nccl, g->reached);
 }
@@ -742,7 +743,7 @@ static void gpt_update(Gpt *g, const Optimizer *o) {
     const UpdateEntry *entries = g->entries.device;
     UpdateState *state = g->state.device;
     int count = g->layout.count;
-    if (g->nccl.size > 1) nccl_join(&g->nccl, &g->gpu);   // gradients have reached their owners
+    nccl_join(&g->nccl, &g->gpu);                         // gradients have reached their owners
     gradient_square(&state->sums[SUM_SQUARE], arenas, entries, count, &g->gpu);
     all_reduce_state(g);
     adamw_apply(arenas, entries, count, state, step, &g->gpu);

@@ -144,7 +144,9 @@ static void nccl_begin(Nccl *n, const Gpu *gpu) {
 
 static void nccl_end(Nccl *n) { ncclCheck(n, GroupEnd()); }
 
-static void nccl_join(Nccl *n, const Gpu *gpu) { nccl_order(n, n->stream, gpu->stream); }
+static void nccl_join(Nccl *n, const Gpu *gpu) {
+    if (n->size > 1) nccl_order(n, n->stream, gpu->stream);
+}
 
 // COMM_REDUCE: x of process `root` becomes the sum of all processes' x; the others keep theirs.
 // COMM_BROADCAST: x of `root` replaces x of all others.

@@ -129,6 +129,26 @@ for p in fp32 bf16; do
         [ '$(skipped $p-nan-3)' = '$(skipped $p-nan-1)' ] && [ $(finite $p-nan-3 | wc -l) = 3 ]"
 done
 
+# All sequences have a Z: every step is skipped, and the tenth ends the run. Its checkpoint has the
+# first weights, though a reduction of the eleventh step's gradients is under way.
+awk 'BEGIN { for (i = 0; i < 384; i++) printf "%s", i % 8 ? "e" : "Z" }' > text
+check "shards of Z"                                "$root/build/shard" --val-fraction 0 \
+    --out z.d text
+all_nan=$(echo "$nan" | sed 's/text\.d/z.d/; s/steps 4/steps 20/')
+diverge() {
+    start "$@"
+    statuses
+    for s in $all; do [ "$s" = 3 ] || return 1; done
+}
+for p in fp32 bf16; do
+    for n in 1 3; do
+        check "$p, $n processes diverge"           diverge $n "$emu/train_gpt-$p" $all_nan \
+            --steps 20 --init-from zero.safetensors --out $p-all-nan-$n
+    done
+    check "$p: the last finite weights are saved"  cmp $p-all-nan-1/step_*/model.safetensors \
+        $p-all-nan-3/step_*/model.safetensors
+done
+
 refused() {
     words=$1
     shift
