@@ -117,7 +117,7 @@ def resolve(package, dependency, folder):
 
 
 def members(path, wanted):
-    """Yields (name, bytes) of a package's plain files whose name the pattern ends."""
+    """Yields (name, bytes) of a package's plain files whose name ends in the pattern."""
     wanted = re.compile(f"(?:{wanted})$")
     process = subprocess.Popen(["dpkg-deb", "--fsys-tarfile", os.path.abspath(path)],
                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,

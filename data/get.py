@@ -72,6 +72,7 @@ READY = {
                     "edu_fineweb_val_000000.bin"),
 }
 NAMES = (*TEXT, *READY, *tasks.SUITES, *tasks.TASKS, "debian", "tokenizer")
+MOST_TOKENS = (1 << 31) - 1                                # of a shard, whose header has int32
 
 
 def get_vocabulary(path, separator):
@@ -201,12 +202,14 @@ def get_text(name, folder, vocabulary, args, train, val):
 
 # ---- the command line
 
-def at_least(least):
+def at_least(least, most=None):
     def number(text):
-        if not text.isdigit() or int(text) < least:
-            raise Refusal(f"expected a whole number of {least} or more, found {text!r}\n"
+        value = int(text) if text.isdecimal() else -1
+        if value < least or most and value > most:
+            limit = f" and at most {most}" if most else ""
+            raise Refusal(f"expected a whole number of {least} or more{limit}, found {text!r}\n"
                           "  -> digits alone, as in --tokens 1000000")
-        return int(text)
+        return value
     return number
 
 
@@ -239,8 +242,7 @@ def parse_arguments():
     add("--column", help="of JSONL and Parquet: what holds the text (text)")
     add("--tokens", type=at_least(2), help="at most this many tokens for training")
     add("--shards", type=at_least(1), help="this many ready-made shards for training (10)")
-    add("--shard-tokens", type=at_least(2), default=100_000_000, help="tokens per shard "
-                                                                      "(100000000)")
+    add("--shard-tokens", type=at_least(2, MOST_TOKENS), help="tokens per shard (100000000)")
     add("--vocab", help="bytes, a tokenizer.json, a folder with it or with vocab.json and "
                         "merges.txt, or OWNER/NAME on the hub (GPT-2's, downloaded to data/gpt2)")
     add("--separator", metavar="TOKEN", help="the token of --vocab that begins documents (its BOS, "
@@ -270,6 +272,13 @@ def check_arguments(args):
     if name and own or args.val and args.val_fraction is not None:
         raise Refusal(f"expected {own[0]} with your own files and without --val-fraction, found "
                       "otherwise\n  -> either --val PATH or --val-fraction")
+    is_text = name is None or name in TEXT or name == "debian"
+    if args.shard_tokens and not is_text:
+        raise Refusal(f"{' '.join(args.what)}: expected no --shard-tokens, as no text becomes "
+                      f"shards, found {args.shard_tokens}\n  -> leave --shard-tokens out")
+    if args.val_fraction is not None and (not is_text or "val" in TEXT.get(name, ())):
+        raise Refusal(f"{' '.join(args.what)}: expected no --val-fraction, as no text is split, "
+                      f"found {args.val_fraction:g}\n  -> leave --val-fraction out")
     for what in () if name else [*args.what, *(args.val or [])]:
         if not os.path.isfile(what) and not os.path.isdir(what) and not what.startswith("hf://"):
             near = difflib.get_close_matches(what.lower(), NAMES, 1)
@@ -282,6 +291,7 @@ def check_arguments(args):
         raise Refusal("expected --vocab with --separator, found GPT-2's vocabulary\n"
                       f"  -> without --separator: it has {EOT} alone")
     args.val_fraction = 0.1 if args.val_fraction is None else args.val_fraction
+    args.shard_tokens = args.shard_tokens or 100_000_000
     args.column = args.column or "text"
     return "tasks" if is_task else name
 

@@ -4,6 +4,7 @@ Its http_get continues a part of a file through broken connections. What is adde
 outlive a kill, checksums of the content, and a refusal at once where there is no network.
 """
 import collections
+import errno
 import hashlib
 import os
 import re
@@ -18,7 +19,7 @@ from vocabulary import Refusal
 
 # sha: sha256 of the content, or of a small file on the hub git's sha1
 Pinned = collections.namedtuple("Pinned", "url bytes sha")
-PARTS = ".download"                                        # of a folder of shards: files on the way
+PARTS = ".download"                                        # of a folder of shards: its downloads
 RETRIES, TIMEOUT = 5, 10                                   # failures in a row; seconds of silence
 BLOCK, CHUNK = 1 << 20, 1 << 18                            # bytes hashed, bytes received at once
 OFFLINE = """  -> the same command continues with a network (proxy: https_proxy). Without one:
@@ -43,8 +44,13 @@ def publish(file, part, path):
     file.close()
     os.replace(part, path)
     folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
-    os.fsync(folder)
-    os.close(folder)
+    try:
+        os.fsync(folder)
+    except OSError as error:
+        if error.errno != errno.EINVAL:                    # some file systems cannot sync folders
+            raise
+    finally:
+        os.close(folder)
 
 
 def write_whole(path, data):

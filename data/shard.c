@@ -13,7 +13,6 @@
 // --stories writes the built-in corpus instead, for programs that read shards only (dev/probe.py).
 #include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -137,10 +136,10 @@ static void check_write(Writer *w, bool ok) {
     if (ok) return;
     int error = errno;
     discard_shards(w);
-    CHECK(false,
-          "%s: expected to write %s shards there, found: %s\n"
-          "  -> free disk space, or another --out",
-          w->dir, SPLITS[w->part], strerror(error));
+    CHECK_WRITE(false,
+                "%s: expected to write %s shards there, found: %s\n"
+                "  -> free disk space, or another --out",
+                w->dir, SPLITS[w->part], strerror(error));
 }
 
 // Writes the buffered tokens to the shard.
@@ -207,9 +206,9 @@ static void publish_shards(Writer *w) {
             check_write(w, rename(from, to) == 0);
         }
     }
-    int dir = open(w->dir, O_RDONLY);  // new names reach the disk when their folder is synced
-    check_write(w, dir >= 0 && fsync(dir) == 0);
-    close(dir);
+    int folder = folder_open(w->dir);
+    folder_sync(folder, to);
+    close(folder);
 }
 
 // Makes the folder, or refuses one that holds shards already.
@@ -355,11 +354,11 @@ static bool is_option(const char *argument, const char *name) {
 
 // The value of `--name value` or `--name=value` at argv[*i]; NULL if that is another argument.
 static const char *option(int argc, char **argv, int *i, const char *name) {
-    size_t length = strlen(name);
     if (!is_option(argv[*i], name)) return NULL;
     for (int k = 1; k < *i; k++)
         CHECK(!is_option(argv[k], name), "%s is given twice\n  -> give it once", name);
-    if (argv[*i][length] == '=') return argv[*i] + length + 1;
+    const char *value = strchr(argv[*i], '=');
+    if (value) return value + 1;
     CHECK(*i + 1 < argc, "%s: expected a value, found the end of the line\n  -> ./shard --help",
           name);
     return argv[++*i];

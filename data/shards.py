@@ -62,9 +62,11 @@ class Folder:
 
     def __init__(self, path, settings):
         self.path, self.file = path, os.path.join(path, "get.json")
+        self.is_new = not os.path.exists(path)
         os.makedirs(path, exist_ok=True)
         lock_folder(path)
-        there = sorted(name for name in os.listdir(path) if name.endswith(".bin")
+        self.before = set(os.listdir(path))
+        there = sorted(name for name in self.before if name.endswith(".bin")
                        and name != "tokenizer.bin")
         if not os.path.exists(self.file):
             if there:
@@ -96,12 +98,16 @@ class Folder:
         hub.write_whole(self.file, (json.dumps(self.state, indent=1) + "\n").encode())
 
     def clear(self):
-        """After a refusal: removes a folder in which there is no work to continue."""
-        if not set(os.listdir(self.path)) - {"get.json", "tokenizer.bin", hub.PARTS}:
-            if not os.path.isdir(parts := os.path.join(self.path, hub.PARTS)):
-                shutil.rmtree(self.path)
-            elif not os.listdir(parts):
-                shutil.rmtree(self.path)
+        """After a refusal without work to continue: removes what this command has made."""
+        parts = os.path.join(self.path, hub.PARTS)
+        others = set(os.listdir(self.path)) - {"get.json", "tokenizer.bin", hub.PARTS}
+        if others or os.path.isdir(parts) and os.listdir(parts):
+            return
+        hub.remove_parts(self.path)
+        for name in set(os.listdir(self.path)) - self.before:
+            os.remove(os.path.join(self.path, name))
+        if self.is_new:
+            os.rmdir(self.path)
 
     def same_text(self, text):
         """Remembers what the text is; a later run must find the same."""
@@ -213,8 +219,9 @@ class Shards:
             part = tokens[done:done + self.largest - self.count]
             self.file.write(part.tobytes())
             self.bytes += 0 if self.lengths is None else int(self.lengths[part].sum())
-            done, self.count, self.total = (done + len(part), self.count + len(part),
-                                            self.total + len(part))
+            done += len(part)
+            self.count += len(part)
+            self.total += len(part)
             self.reached = {**place, "skip": place["skip"] + done}
             if self.count == self.largest:
                 self.end()

@@ -513,7 +513,7 @@ static void tell(Story *s, const StoryRule *rule) {
 static void tell_slot(Story *s, const char *slot, size_t n) {
     char name[SLOT_BYTES], form[2 * SLOT_BYTES];
     CHECK(n > 0 && n < SLOT_BYTES && s->memories < ROLES,
-          "expected slots below %d bytes and at most %d roles, found more at {%.40s\n"
+          "expected slots below %d bytes and fewer than %d roles, found more at {%.40s\n"
           "  -> raise SLOT_BYTES or ROLES", SLOT_BYTES, ROLES, slot);
     memcpy(name, slot, n);
     name[n] = 0;

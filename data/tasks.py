@@ -206,9 +206,9 @@ def examples(name, rows, shots=()):
 # ---- files
 
 def encode_pairs(vocabulary, pairs):
-    """Tokens of contexts and completions as lm-evaluation-harness splits them: what the whole has
-    behind as many tokens as the context alone has; spaces at the context's end go with the rest. A
-    completion without a context follows the separator."""
+    """Tokens of contexts and completions as lm-evaluation-harness splits them: the completion is
+    what remains of the whole's tokens after as many as the context alone has; spaces at the
+    context's end go with it. A completion without a context follows the separator."""
     before = vocabulary.encode([context.rstrip() for context, _ in pairs])
     whole = vocabulary.encode([f"{context} {ending}" for context, ending in pairs])
     return [(head, all_of[len(head):]) if context else ([vocabulary.separator], all_of)

@@ -333,7 +333,8 @@ def split(files, val_fraction, column):
     middle = int(total * (1 - val_fraction))
     for file in files:
         inside = min(max(middle - begin, 0), file.size)    # bytes of training
-        unit, begin = 0 if not inside else None, begin + file.size
+        unit = None if inside else 0
+        begin += file.size
         if 0 < inside < file.size:
             unit = -(-inside * file.count(column) // file.size)
             if file.kind == "text":

@@ -154,7 +154,7 @@ class Learned(Vocabulary):
         return tokenizer
 
     def find_separator(self, folder, name):
-        """The token of that name; without one the token that begins texts in tokenizer.bin too."""
+        """The token of that name; without a name, the one that begins texts in tokenizer.bin."""
         import tokenizer
         try:
             name = name or tokenizer.separator_of(self.description, tokenizer.read_files(self.path))
@@ -195,8 +195,8 @@ class Learned(Vocabulary):
 
     @functools.cache
     def packed(self):
-        """As GPT-2's where it is of that kind, which llm.c reads too; otherwise tokenizer.py's.
-        None in place of bytes: there is no tokenizer.bin."""
+        """Version 2, which llm.c reads too, if it is of GPT-2's kind; otherwise tokenizer.py's
+        file. None in place of bytes: there is no tokenizer.bin."""
         if self.is_gpt2_kind():
             return super().packed()
         import tokenizer
@@ -207,7 +207,7 @@ class Learned(Vocabulary):
             return None, str(refusal).partition("\n")[0]
 
     def is_gpt2_kind(self):
-        """Whether version 2 of tokenizer.bin does: BPE on bytes whose tokens have the order of
+        """Whether version 2 of tokenizer.bin suffices: BPE on bytes whose tokens have the order of
         their merges, after GPT-2's pattern."""
         if (self.tokens is None or len(set(self.tokens)) < self.size
             or max(map(len, self.tokens)) > 255):

@@ -331,7 +331,8 @@ def find_kept(checkpoint, most=8):
     if not start.is_dir():
         print(f"note: {start}, which this run began with, is gone: what belongs to it is "
               "lost, but for what tokenizer.bin holds\n"
-              "  -> --kept FOLDER: the folder that was imported")
+              "  -> --kept FOLDER: the folder that was imported"
+              + ("" if start.is_absolute() else ", or this command where the run was trained"))
         return None
     if not (start / "manifest.json").is_file():
         start = pathlib.Path(hf.ask_c("find", start).removesuffix("\n"))

@@ -489,6 +489,9 @@ def new_folder(out):
     empty folder; anything else is never overwritten."""
     if os.path.lexists(out) and not (out.is_dir() and not any(out.iterdir())):
         raise Refusal(f"{out} is there already; nothing was overwritten\n  -> another folder")
+    if not out.name:
+        raise Refusal(f"{out}: expected the name of a new folder, found the current one\n"
+                      "  -> another folder")
     temp = out.with_name(f".tmp-{out.name}-{os.getpid()}")
     try:
         temp.mkdir(parents=True)

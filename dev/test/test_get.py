@@ -7,6 +7,7 @@ network, no GPT-2 files. Needs numpy, tiktoken, tokenizers, huggingface_hub and 
 trainer, which it makes; takes a minute.
 """
 import contextlib
+import errno
 import fcntl
 import gzip
 import hashlib
@@ -1309,6 +1310,13 @@ def test_offline():
                        "no-such-host.invalid")
         expect(not (scratch / "offline").exists(), "nothing empty stays")
     expect(not waits and time.monotonic() - begin < 20, f"a name that is none: it waits {waits}")
+    mine = fresh("offline")
+    mine.mkdir()
+    (mine / "tokenizer.bin").write_bytes(b"mine")
+    expect_refusal(run("--vocab", "bytes", "hf://datasets/a/b", "--out", mine),
+                   "expected a network")
+    expect(mine.exists() and content(mine) == {"tokenizer.bin": b"mine"},
+           "a folder that was there before stays as it was")
     text = fresh("text")
     text.write_text(words(3, 900))
     expect(run("--vocab", vocab, "--out", fresh("offline"), text)[0] == 0, "local files go on")
@@ -1490,6 +1498,15 @@ def test_refusals():
     for bad in ("0", "1", "-1", "2.5", "x", ""):
         expect_refusal(run("--out", scratch / "x", text, f"--tokens={bad}"),
                        "expected a whole number of 2 or more")
+    for bad in ("1", str(1 << 31)):
+        expect_refusal(run("--out", scratch / "x", text, f"--shard-tokens={bad}"),
+                       "expected a whole number of 2 or more and at most 2147483647")
+    for what in ("tinystories", "c4-val", "fineweb", "piqa", "tasks", "tokenizer"):
+        expect_refusal(run(what, "--val-fraction", 0.5, "--out", fresh("x")),
+                       f"{what}: expected no --val-fraction", "leave --val-fraction out")
+    for what in ("fineweb", "piqa", "tokenizer"):
+        expect_refusal(run(what, "--shard-tokens", 1000, "--out", fresh("x")),
+                       f"{what}: expected no --shard-tokens", "leave --shard-tokens out")
     for bad in ("1.01", "-0.1", "x", "nan"):
         expect_refusal(run("--out", scratch / "x", text, f"--val-fraction={bad}"),
                        "expected a number from 0 to 1")
@@ -1565,6 +1582,22 @@ def test_synced():
            f"state, tokenizer, two shards with the state after each, state: {synced}")
     expect(all(synced[i - 1] == synced[i][0] and synced[i + 1] == os.path.dirname(synced[i][1])
                for i in renames), f"{synced}")
+    sync = os.fsync
+
+    def fail(error):
+        """Of folders."""
+        def fsync(file):
+            if os.path.isdir(f"/proc/self/fd/{file}"):
+                raise OSError(error, os.strerror(error))
+            sync(file)
+        return fsync
+    os.fsync = fail(errno.EINVAL)
+    status, said = run("--vocab", vocab, "--out", fresh("synced"), text)
+    expect(status == 0, f"a file system that cannot sync folders: {said}")
+    os.fsync = fail(errno.EIO)
+    result = run("--vocab", vocab, "--out", fresh("synced"), text)
+    os.fsync = sync
+    expect_refusal(result, "Input/output error")
 
 
 # ---- packages of Debian

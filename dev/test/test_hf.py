@@ -534,6 +534,13 @@ def test_kept():
         now = json.loads((DIR / "kept-lost" / "config.json").read_text())
         check(now["sliding_window"] == 21, f"--kept: found {now}")
         shutil.rmtree(DIR / "kept-lost")
+    relative = DIR / "relative" / "step_1"
+    relative.mkdir(parents=True)
+    (relative / "config.json").write_text('{"flags": {"init_from": "imported"}}')
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        found = export_hf.find_kept(relative)
+    right = found is None and "this command where the run was trained" in said.getvalue()
+    check(right, f"a relative --init-from in another folder: {found}, {said.getvalue()}")
 
 
 def test_trained():
@@ -810,6 +817,11 @@ def test_export():
         made = subprocess.run(command, capture_output=True, text=True)
         right = made.returncode == 1 and words in made.stderr and "\n  -> " in made.stderr
         check(right, f"{source}: expected {words}, found {made.stderr}")
+    (DIR / "empty").mkdir()
+    command = [sys.executable, ROOT / "dev" / "export_hf.py", DIR / "bf16", "."]
+    made = subprocess.run(command, cwd=DIR / "empty", capture_output=True, text=True)
+    right = "error: .: expected the name of a new folder" in made.stderr
+    check(right, f"an empty folder from within: found {made.stderr}")
 
 
 def test_import():

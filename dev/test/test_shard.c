@@ -323,11 +323,27 @@ static void test_refused_commands(void) {
     EXPECT(run(dir, "--help") == 0 && log_says(dir, "--shard-tokens N"), "--help");
 }
 
+// A file-size limit of 4 kB, as on a full disk: status 2, and nothing is left.
+static void test_failed_write(void) {
+    const char *dir = test_dir("shard_failed_write");
+    char text[8000], command[512], out[256];
+    memset(text, 'x', sizeof text);
+    write_text(dir, "text", text, sizeof text);
+    check_format(out, sizeof out, "%s/out", dir);
+    int status = system(check_format(
+        command, sizeof command,
+        "ulimit -f 8 && build/shard --out %s %s/text > %s/log.txt 2>&1", out, dir, dir));
+    EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 2, "status %d of a failed write", status);
+    EXPECT(log_says(dir, "expected to write train shards there, found: File too large\n"), "why");
+    EXPECT(count_files(out) == 0, "%d files left behind", count_files(out));
+}
+
 void test_shard(void) {
     test_one_document();
     test_documents();
     test_characters();
     test_refused_text();
     test_refused_commands();
+    test_failed_write();
     test_stories_as_shards();
 }
