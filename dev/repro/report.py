@@ -4,13 +4,15 @@ a claim's comparisons (statistic.py). Nobody marks anything by eye.
     a scale      the claim's comparisons at one width: all must agree, one that disagrees is enough,
                  each tested with Holm's correction over the claim's comparisons of this scale
     no verdict   while the best rate of an arm is the first or last tried; while "always" or
-                 "never" has fewer than 8 seeds; while seeds are missing
+                 "never", or seeds alike of an arm that diverged, has fewer than 8 seeds; while
+                 seeds are missing
     a claim      needs two scales, one of width 64 or more and one of 128 or more: what both say,
                  "agrees here, not there" where they contradict each other. Mathematics, and the
                  time of a step, need one
 """
 import collections
 import itertools
+import os
 import shlex
 import textwrap
 
@@ -117,7 +119,8 @@ def hours(value):
 # ----------------------------------------------------------------------------------------- verdicts
 
 # One width, or several that one statistic compares: sides with Holm's correction and without it.
-Scale = collections.namedtuple("Scale", "widths rows sides plain edges missing read beside")
+Scale = collections.namedtuple("Scale", "widths rows sides plain edges missing read beside lacking",
+                               defaults=[()])
 # `plain`: the verdict without Holm's correction
 Outcome = collections.namedtuple("Outcome", "verdict scales waits plain")
 
@@ -151,7 +154,8 @@ def scale_of(claim, results, calculation, width):
     rows, tests, functions, beside = statistic.evaluate(claim, results, calculation, width)
     return Scale(widths_of(claim, functions.read or beside, results), rows,
                  statistic.holm_sides(tests), statistic.plain_sides(tests),
-                 list(dict.fromkeys(functions.edges)), functions.missing, functions.read, beside)
+                 list(dict.fromkeys(functions.edges)), functions.missing, functions.read, beside,
+                 functions.lacking)
 
 
 def scale_verdict(scale, sides):
@@ -241,7 +245,7 @@ def figure(what, seeds, wanted, side=None, plain=None, margin=None):
     else:
         found = statistic.interval(seeds)
         text = f"{what}: {number(found.mean)}"
-        if number(found.low) != number(found.high):      # one seed has no interval
+        if number(found.low) != number(found.high):      # one seed has none, nor have seeds alike
             text += f" ({number(found.low)} to {number(found.high)})"
     if wanted and wanted != "sign":
         words = wanted.split()
@@ -338,6 +342,8 @@ def reasons(claim, outcome):
                      f"{' and '.join(map(str, widths))}")
     for scale in outcome.scales:
         found += [f"{name} lacks seeds {list_of(seeds)}" for name, seeds in scale.missing.items()]
+        found += [f"{name} was run without {what}: `python3 dev/repro/repro.py --fresh {name}`"
+                  for name, what in dict.fromkeys(scale.lacking)]
         ends = {}
         for end, arm in scale.edges:
             ends.setdefault(end, []).append(arm)
@@ -653,6 +659,14 @@ def render(table, here, results):
     return "\n".join(lines) + "\n"
 
 
+def save(chart, path, dpi):
+    """Whole or not at all: half a picture would be newer than its results, and stay."""
+    new = path.with_suffix(".new")
+    chart.tight_layout()
+    chart.savefig(new, format="png", dpi=dpi, metadata={"Software": None})
+    os.replace(new, path)
+
+
 def draw(name, found, path):
     """Training loss over steps, one panel for each value of what is neither placement nor rate nor
     seed; bands from the lowest to the highest seed, at the rate that ends lowest."""
@@ -673,8 +687,8 @@ def draw(name, found, path):
                        key=lambda runs: np.mean([statistic.cost(run) for run in runs]), default=[])
             length = min((len(run["drawn"]) for run in runs), default=0)
             if length:
-                values = np.array([[np.nan if loss is None else loss
-                                    for _, loss in run["drawn"][:length]] for run in runs])
+                values = np.array([[loss for _, loss in run["drawn"][:length]] for run in runs],
+                                  float)
                 steps = [step for step, _ in runs[0]["drawn"][:length]]
                 line, = pane.plot(steps, np.nanmean(values, axis=0), f"C{color}", label=mode,
                                   linewidth=1.2)
@@ -687,8 +701,7 @@ def draw(name, found, path):
         pane.tick_params(labelsize=7)
     panes[0][0].set_ylabel("training loss, nats per byte", fontsize=8)
     panes[0][-1].legend(known.values(), known, fontsize=7, frameon=False)
-    chart.tight_layout()
-    chart.savefig(path, dpi=80, metadata={"Software": None})
+    save(chart, path, 80)
     plt.close(chart)
 
 
@@ -711,21 +724,21 @@ def draw_tuned(results, study, path):
     pane.set_ylabel("validation loss, nats per byte", fontsize=8)
     pane.tick_params(axis="y", labelsize=7)
     pane.set_title(f"{results[study]['flags']['layers']} layers, each at its best rate; "
-                   "three seeds and their mean", fontsize=9)
+                   "a dot for a seed, a line for the mean", fontsize=9)
     pane.legend(fontsize=8, frameon=False)
-    chart.tight_layout()
-    chart.savefig(path, dpi=100, metadata={"Software": None})
+    save(chart, path, 100)
     plt.close(chart)
 
 
 def leads_on_pre(found):
     """Arm -> steps, validation losses less PRE's with the same seed (one row a seed), and the mean
-    of the last losses. An arm ends where its first run ends; runs without a validation are left
-    out."""
+    of the last losses. An arm ends where its first run ends, or has a validation that is not
+    finite; runs without a validation are left out."""
     arms = {}
     for run in found["runs"]:
         arm = run["axes"]["mode"], run["axes"]["init"]
-        arms.setdefault(arm, {})[run["axes"]["seed"]] = run["validations"]
+        finite = itertools.takewhile(lambda line: line[1] is not None, run["validations"])
+        arms.setdefault(arm, {})[run["axes"]["seed"]] = list(finite)
     base, leads = arms["PRE", "auto"], {}
     for (mode, init), runs in arms.items():
         seeds = [seed for seed in runs if runs[seed] and base.get(seed)]
@@ -768,8 +781,7 @@ def draw_leads(name, found, path):
     pane.spines[["top", "right"]].set_visible(False)
     pane.set_title(f"{flags['layers']} layers of width {flags['width']} on real text: below PRE's "
                    "line is better\n(with the name: the loss at the end)", fontsize=8)
-    chart.tight_layout()
-    chart.savefig(path, dpi=150, metadata={"Software": None})
+    save(chart, path, 150)
     plt.close(chart)
 
 
@@ -784,7 +796,12 @@ def write(table, here, pictures=True):
         newer = (found and path.exists()
                  and path.stat().st_mtime >= (here / "results" / f"{name}.json").stat().st_mtime)
         for kind, function in (("picture", draw), ("leads", draw_leads)):
-            if pictures and found and kind in table["keep"][name] and not newer:
+            if not (pictures and found and kind in table["keep"][name] and not newer):
+                continue
+            if kind == "picture" and not all("drawn" in run for run in found["runs"]):
+                print(f"note: {name}.png: expected curves in results/{name}.json, found runs "
+                      f"without\n  -> python3 dev/repro/repro.py --fresh {name}")
+            else:
                 function(name, found, path)
     (here / "RESULTS.md").write_text(render(table, here, results))
     print(f"wrote {here / 'RESULTS.md'}")

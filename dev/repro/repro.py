@@ -5,7 +5,7 @@
                                                   first; after a kill the same command goes on
     python3 dev/repro/repro.py --budget 30        as much of it as fits into 30 minutes
     python3 dev/repro/repro.py moe depth@128      these studies alone ("calculations" too)
-    python3 dev/repro/repro.py --fresh nowarmup   that study anew; after a kill go on without
+    python3 dev/repro/repro.py --fresh nowarmup   that study anew; after a kill leave --fresh out
     python3 dev/repro/repro.py flagship           the study on real text, which needs its data:
                                                   python3 data/get.py debian --vocab bytes
     python3 dev/repro/repro.py --timing           times of steps, placements in turn, which need a
@@ -49,7 +49,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 import ablate
 import calculations
 import report
-from ablation.study import ENDED, need, read_json, write_json
+from ablation.study import DIVERGED, ENDED, need, read_json, write_json
 
 # Floating-point operations a second of one core, in whole training steps by width: fp32 on an AMD
 # EPYC (one short run of each, 2026-11-22), bf16 on a Xeon with AMX (the study muon24, 2026-11-28).
@@ -58,7 +58,10 @@ CORE = {"fp32": {32: 20e9, 64: 31e9, 128: 43e9, 256: 43e9},          # at 256: n
         "bf16": {128: 170e9}}
 BESIDES = 1.5
 # flags left out of the count of operations
-COUNTED_ALIKE = ("mode", "seed", "lr", "mix-ratio", "sdd", "data")
+COUNTED_ALIKE = ("make", "mode", "seed", "lr", "mix-ratio", "sdd", "data")
+# results that do not say how their trainers were built: those of these studies in bf16, others fp32
+IN_BF16 = ("flagship", "flagship48", "flagship_bf16", "flagship_rates", "flagship_sides", "muon",
+           "muon24", "muon24_seeds", "muon_documents", "muon_documents_seeds", "muon_seeds")
 # the figures of probe.json that claims read
 PROBED = ("similarity", "similarity_by_distance", "hard_rank", "soft_rank", "edr_harmonic",
           "embedding_spectrum", "condition")
@@ -80,7 +83,7 @@ def plain_study(name):
     if not width:
         return table
     own = table["width"]
-    ratio = int(width) / (own[0] if isinstance(own, list) else own)
+    ratio = int(width) / ablate.as_list(own)[0]
     for axis in ("heads", "ffn"):
         if axis in table:
             table[axis] = max(1, round(table[axis] * ratio))
@@ -90,10 +93,10 @@ def plain_study(name):
 
 
 def read_study(name):
-    """A study's axes, name -> list of texts."""
-    options = ("make", "compare", "only", "probe", "probe-tokens")       # dev/ablate.py's own
-    return {axis: [ablate.as_text(one) for one in (value if isinstance(value, list) else [value])]
-            for axis, value in plain_study(name).items() if axis not in options}
+    """A study's axes, name -> list of texts; "make" is one, as figures go with the precision."""
+    options = ("compare", "only", "probe", "probe-tokens")               # dev/ablate.py's own
+    return {axis: [ablate.as_text(one) for one in ablate.as_list(value)]
+            for axis, value in ({"make": ""} | plain_study(name)).items() if axis not in options}
 
 
 def read_only(name):
@@ -175,7 +178,7 @@ def write_costs(names):
         path = HERE / f"{name}.toml"
         lines = [line for line in path.read_text().splitlines() if not line.startswith("# cost")]
         lines[1:1] = cost_lines(name, binary)                              # below what the study is
-        path.write_text("\n".join(lines) + "\n")
+        write_whole(path, "\n".join(lines) + "\n")
         print(f"{name}: {lines[1][2:]}, {len(claims_of(read_claims(), name))} claims")
 
 
@@ -218,8 +221,8 @@ def kept_layers(run):
     kept = {str(step): found[step] for step in (1, 100) if step in found}
     if late:
         kept["end"] = late[-1]
-        logs = {name: np.log(np.maximum([[np.nan if x is None else x for x in one[name]]
-                                         for one in late], 1e-300)) for name in late[0]}
+        logs = {name: np.log(np.maximum(np.array([one[name] for one in late], float), 1e-300))
+                for name in late[0]}
         kept["late"] = {name: np.exp(np.mean(values, axis=0)) for name, values in logs.items()}
     return {when: {name: digits(list(values), 4) for name, values in norms.items()}
             for when, norms in kept.items()}
@@ -233,22 +236,26 @@ def kept_parts(table, name):
 
 def kept_run(run, keep):
     """An ended run as results/STUDY.json has it."""
-    losses, half = run.series("loss")[1], int(run.config["flags"]["steps"]) // 2
+    steps = int(run.config["flags"]["steps"])
+    losses, half = run.series("loss")[1], steps // 2
+    values = dict(zip(*run.series("loss")))
+    last = max(values, default=0)
     found = {"axes": run.axes, "status": run.status, "seconds": run.seconds,
-             "commit": run.config["git"], "steps": int(run.config["flags"]["steps"]),
+             "commit": run.config["git"], "steps": steps,
              "parameters": run.config["parameters"],
              "unigram": digits(run.config["unigram_entropy"]), "loss": digits(run.last_loss(), 6),
              "early": digits(float(np.mean(losses[:half])) if len(losses) >= half > 0 else None),
              "validations": [[line["step"], digits(line["val_loss"], 6)] for line in run.log
                              if "val_loss" in line]}
     if "picture" in keep:
-        pieces = zip(*(np.array_split(one, 30) for one in run.series("loss")))
-        found["drawn"] = [[int(steps[-1]), digits(float(np.mean(part)), 4)]
-                          for steps, part in pieces if len(part)]
+        # pieces of the whole run, so that one which diverged has the same steps as others
+        pieces = [piece for piece in np.array_split(range(1, steps + 1), 30)
+                  if len(piece) and piece[0] <= last]
+        parts = [[values[step] for step in piece if step in values] for piece in pieces]
+        found["drawn"] = [[int(piece[-1]), digits(float(np.mean(part)), 4) if part else None]
+                          for piece, part in zip(pieces, parts)]
     if "curve" in keep:
-        values = dict(zip(*run.series("loss")))
-        found["curve"] = [digits(values.get(step), 4)
-                          for step in range(1, max(values, default=0) + 1)]
+        found["curve"] = [digits(values.get(step), 4) for step in range(1, last + 1)]
     if "layers" in keep or "late" in keep:
         found["layers"] = {when: norms for when, norms in kept_layers(run).items()
                            if "layers" in keep or when == "late"}
@@ -258,6 +265,13 @@ def kept_run(run, keep):
     return found
 
 
+def write_whole(path, text):
+    """Whole or not at all: a kill leaves the old file."""
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    os.replace(new, path)
+
+
 def write_results(path, found):
     """One line for each run, so that changes can be read."""
     runs = ",\n".join(json.dumps(run) for run in found["runs"])
@@ -265,9 +279,7 @@ def write_results(path, found):
     if runs:
         text = text.replace('"runs": []', '"runs": [\n' + runs + "\n ]")
     path.parent.mkdir(exist_ok=True)
-    new = path.with_suffix(".new")
-    new.write_text(text + "\n")
-    os.replace(new, path)
+    write_whole(path, text + "\n")
 
 
 def run_key(flags, axes):
@@ -275,13 +287,18 @@ def run_key(flags, axes):
     return json.dumps(flags | axes, sort_keys=True)
 
 
-def by_key(found):
-    return {run_key(found["flags"], run["axes"]): run for run in found["runs"]}
+def by_key(name, found):
+    built = f"DEVICE=cpu PREC={'bf16' if name in IN_BF16 else 'fp32'}"
+    return {run_key({"make": built} | found["flags"], run["axes"]): run for run in found["runs"]}
+
+
+def read_runs(name):
+    """The runs of results/STUDY.json, by key."""
+    return by_key(name, read_json(HERE / f"results/{name}.json") or {"flags": {}, "runs": []})
 
 
 def arranged(name, have, machine):
-    """Results of a study as its TOML is now: its axes, and of the runs, by key, those that it
-    asks for."""
+    """A study's results by its TOML of today: its axes, and the runs of `have` it asks for."""
     every, only = read_study(name), read_only(name)
     axes = {axis: values for axis, values in every.items()
             if len(values) > 1 or axis in ("mode", "seed")}
@@ -294,7 +311,7 @@ def arranged(name, have, machine):
 def read_results():
     """Study -> its results; a grid that was widened since lacks the runs of its new part."""
     found = {path.stem: read_json(path) for path in sorted((HERE / "results").glob("*.json"))}
-    return {name: arranged(name, by_key(one), one["machine"]) if "runs" in one else one
+    return {name: arranged(name, by_key(name, one), one["machine"]) if "runs" in one else one
             for name, one in found.items()}
 
 
@@ -305,9 +322,9 @@ def harvest(name, out, keep):
     if kept is None:
         return
     path, study = HERE / f"results/{name}.json", ablate.make_study(out, kept)
-    have = by_key(read_json(path) or {"flags": {}, "runs": []})
-    have |= {run_key(study.flags, run.axes): kept_run(run, keep) for run in study.runs
-             if run.status in ENDED}
+    have = read_runs(name)
+    have |= {run_key({"make": kept["make"]} | study.flags, run.axes): kept_run(run, keep)
+             for run in study.runs if run.status in ENDED}
     found = arranged(name, have, kept["machine"])
     if found["runs"]:
         write_results(path, found)
@@ -317,15 +334,22 @@ def harvest(name, out, keep):
 
 def missing(name):
     """The runs of a study without a result."""
-    done = by_key(read_json(HERE / f"results/{name}.json") or {"runs": []})
+    done = read_runs(name)
     return [run for run in study_runs(name) if run_key({}, run) not in done]
+
+
+def without_probe(name):
+    """How many results of a study that asks for probes have none."""
+    runs = read_runs(name).values() if plain_study(name).get("probe") else []
+    return sum("probe" not in run and run["status"] != DIVERGED for run in runs)
 
 
 def left_to_train(name, out):
     """A study's table for dev/ablate.py: all of it, or where results/ has runs that the folder
     lacks, its other runs as rows of `only`."""
     table, every, kept = plain_study(name), study_runs(name), read_json(out / "study.json")
-    wanted = missing(name) + (ablate.combinations(kept) if kept else [])
+    begun = ablate.combinations(kept) if kept else []
+    wanted = missing(name) + [run | {"make": kept["make"]} for run in begun]
     asked = [run for run in every if run in wanted]
     if len(asked) == len(every):
         return table
@@ -337,6 +361,13 @@ def has_data(name):
     """Whether the study's data is there; most need none."""
     data = plain_study(name).get("data")
     return not data or (ROOT / data).is_dir()
+
+
+def need_data(name):
+    """Ends the program if a study's data is not there."""
+    if not has_data(name):
+        sys.exit(f"error: {name}: expected {plain_study(name)['data']}, found no such folder\n"
+                 "  -> python3 data/get.py debian --vocab bytes")
 
 
 def commit_of(root):
@@ -362,9 +393,7 @@ def as_toml(value):
 def run_study(name, out, deadline, jobs):
     """Trains what is missing through dev/ablate.py; at the deadline runs in work save a checkpoint
     and end. Whether there was time enough."""
-    if not has_data(name):
-        sys.exit(f"error: {name}: expected {plain_study(name)['data']}, found no such folder\n"
-                 "  -> python3 data/get.py debian --vocab bytes")
+    need_data(name)
     commit = commit_of(ROOT)
     if commit.endswith("-dirty"):
         print(f"note: sources differ from commit {commit[:-6]}: no results to be committed\n"
@@ -448,8 +477,15 @@ def main():
         if name not in known:
             sys.exit(f"error: no study {name}\n  -> one of {', '.join(known)}")
     chosen = options.studies or known
-    if options.fresh and (options.table or not options.studies):
+    if options.fresh and not options.studies:
         sys.exit("error: --fresh without a study\n  -> python3 dev/repro/repro.py --fresh nowarmup")
+    if options.fresh and (options.table or options.timing or options.costs):
+        sys.exit("error: --fresh: expected studies to run anew, found an option that runs none\n"
+                 "  -> leave out --table, --timing and --costs")
+    for flag, value in (("budget", options.budget), ("jobs", options.jobs)):
+        if value is not None and not value > 0:
+            sys.exit(f"error: --{flag} {value:g}: expected a number above 0\n"
+                     f"  -> --{flag} 2, or leave it out")
     if not (options.studies or options.costs):
         chosen = [name for name in known if name == "calculations" or has_data(name)]
     if not (options.table or options.costs):
@@ -458,6 +494,11 @@ def main():
         write_costs(sorted({name.partition("@")[0] for name in chosen if name != "calculations"}))
         return
     if options.fresh:
+        trained = [name for name in options.studies if name != "calculations"]
+        for name in trained:
+            need_data(name)
+        if any(plain_study(name).get("probe") for name in trained):
+            need(["torch", "transformers"])
         for name in options.studies:
             remove(name)
     if options.timing:
@@ -473,7 +514,10 @@ def main():
             keep = kept_parts(table, name)
             harvest(name, out, keep)
             if not missing(name):
-                print(f"{name}: all results are committed; --fresh {name} runs it anew", flush=True)
+                count = without_probe(name)
+                gap = f", {count} of them without a probe" if count else ""
+                print(f"{name}: all results are committed{gap}; --fresh {name} runs it anew",
+                      flush=True)
                 continue
             in_time = (not (deadline and time.time() >= deadline)
                        and run_study(name, out, deadline, options.jobs))
@@ -487,7 +531,8 @@ def main():
     if left and not (options.table or options.timing or options.budget):
         sys.exit("error: runs without a result: "
                  f"{', '.join(f'{name} {count}' for name, count in left.items())}\n"
-                 "  -> see above; the same command tries them again")
+                 "  -> see above; the same command tries them again, and --fresh STUDY begins anew "
+                 "where the folder has runs of other flags")
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ GROUPS = {"att_proj": ("q_proj", "k_proj", "v_proj"), "attn_out": ("o_proj",),
 
 
 class Waiting(Exception):
-    """Runs, or probes, that a statistic reads are not there yet."""
+    """Runs that a statistic reads, or parts of their results, are not there yet."""
 
 
 class AllFailed(Exception):
@@ -135,10 +135,11 @@ def test_region(seeds, low, high):
     return Test(AGREES if inside < outside else DISAGREES, min(1.0, 2 * min(inside, outside)))
 
 
-def test(seeds, wanted, margin=None):
+def test(seeds, wanted, margin=None, diverged=False):
     """One comparison. wanted: "< x", "> x", "in a b"; "like", "not above", "not below" of a
     difference, within the claim's margin; "always", "never"; "order" of an Order; "sign". Where
-    every run failed there are no seeds, and nothing is resolved."""
+    every run failed there are no seeds, and nothing is resolved. diverged: a run among those read
+    did. All such runs have one figure, so that seeds alike are all or none, not a mean."""
     if wanted == "sign":
         return Test(SIGN, 1.0)
     if not seeds:
@@ -147,6 +148,8 @@ def test(seeds, wanted, margin=None):
         return test_proportion(seeds, wanted)
     if wanted == "order":
         return Test(AGREES if seeds["exact"] > 0 else DISAGREES, seeds.p)
+    if diverged and len(seeds) < FAIL_SEEDS and len(set(seeds.values())) == 1:
+        return Test(FEW, 1.0)
     return test_region(seeds, *region(wanted, margin))
 
 
@@ -171,8 +174,10 @@ def holm_sides(tests):
 def rank_correlation(ours, papers):
     """Spearman's rank correlation of two lists of figures as an Order. p: the part of the orders of
     `ours` whose correlation is as far from 0, of all orders up to 8 placements, else of DRAWS drawn
-    ones and the one found."""
+    ones and the one found. Figures that are all the same have no order."""
     a, b = (scipy.stats.rankdata(values) for values in (ours, papers))
+    if np.ptp(a) == 0 or np.ptp(b) == 0:
+        return Order(math.nan, 1.0)
     unit = lambda x: (x - x.mean()) / np.linalg.norm(x - x.mean())
     a, b = unit(a), unit(b)
     orders = (np.array(list(itertools.permutations(a))) if len(a) <= 8
@@ -242,11 +247,12 @@ class Functions:
     """The names a statistic may use, over the results of a claim's study; results: study -> its
     JSON. width: of each study the runs at this width are read. Gathered on the way: `read`,
     the runs that were looked at; `edges`, pairs of texts, an end of a study's rates and an arm that
-    is best there; `missing`, seeds that have not been run, by study."""
+    is best there; `missing`, seeds that have not been run, by study; `lacking`, pairs of a study
+    and a part that its results do not have."""
 
     def __init__(self, results, study, calculation=None, width=None):
         self.results, self.study, self.calculation, self.width = results, study, calculation, width
-        self.read, self.edges, self.missing = [], [], {}
+        self.read, self.edges, self.missing, self.lacking = [], [], {}, []
 
     def name_of(self, study):
         """The study, the claim's own if None, at this scale's width or at the one that it names."""
@@ -265,7 +271,7 @@ class Functions:
         found = self.results[name]
         wanted = dict({axis.replace("_", "-"): text(value) for axis, value in axes.items()},
                       **({"mode": mode} if mode else {}))
-        # An axis of one value is a flag of the study.
+        # What equals a flag of the study needs no match: every run has it.
         wanted = {axis: value for axis, value in wanted.items() if axis in found["axes"]
                   or not alike(found["flags"].get(axis, ""), value)}
         several = [axis for axis in found["axes"] if axis not in ("seed", *wanted)
@@ -273,7 +279,7 @@ class Functions:
         for axis, value in wanted.items():
             value = next((one for one in found["axes"].get(axis, []) if alike(one, value)), None)
             if value is None:
-                if axis == "lr" and study:              # another study's best rate, an end of them
+                if axis == "lr" and study:      # another study's best rate, not tried in this one
                     raise Waiting(name)
                 raise KeyError(f"study {name} has no {axis} {wanted[axis]}")
             wanted[axis] = value
@@ -285,7 +291,7 @@ class Functions:
         chosen = {run["axes"]["seed"]: run for run in found["runs"]
                   if all(run["axes"][axis] == value for axis, value in wanted.items())}
         ended = {seed: run for seed, run in chosen.items() if run["status"] in ENDED}
-        missing = set(found["axes"]["seed"]) - set(ended)
+        missing = set(choices(found, "seed", wanted)) - set(ended)
         if not ended:
             raise Waiting(name)
         if missing:
@@ -399,21 +405,36 @@ class Functions:
 
     def saved(self, a, b):
         """The part of b's steps after the warmup that a saves (dev/ablation/stats.py:
-        steps_saved)."""
+        steps_saved). Where one of the two diverged, none is."""
         one, other = self.runs(a), self.runs(b)
         warmup = int(self.results[self.name_of(None)]["flags"]["warmup"])
-        after = lambda run: run["curve"][warmup:]
+        after = lambda run: [] if run["status"] == DIVERGED else run["curve"][warmup:]
         return Seeds({seed: stats.steps_saved_once(after(one[seed]), after(other[seed])) or 0.0
                       for seed in one if seed in other})
 
+    def lack(self, what):
+        """Notes that the study read last has no such part."""
+        self.lacking.append((self.read[-1][0], what))
+        raise Waiting(what)
+
     def layers(self, run, when):
-        try:
-            return run["layers"][str(when)]
-        except KeyError:
-            raise Waiting("norms by layer")
+        kept = run.get("layers", {})
+        if str(when) not in kept:
+            self.lack(f"norms by layer, {when}")
+        return kept[str(when)]
+
+    def by_layer(self, function, mode, when, **axes):
+        """The values of a function of a run's norms by layer. A run that diverged before that time
+        has none, and no say."""
+        before = lambda run: (run["status"] == DIVERGED and "layers" in run
+                              and str(when) not in run["layers"])
+        runs = {seed: run for seed, run in self.runs(mode, **axes).items() if not before(run)}
+        if not runs:
+            raise AllFailed
+        return Seeds({seed: function(self.layers(run, when)) for seed, run in runs.items()})
 
     def gradient(self, mode, group="ffn", when="late", **axes):
-        return self.values(lambda run: gradient_of(self.layers(run, when), group), mode, **axes)
+        return self.by_layer(lambda layers: gradient_of(layers, group), mode, when, **axes)
 
     def trained(self, function, *words, **axes):
         """The values of runs that did not fail: others show nothing of what a model learns."""
@@ -433,12 +454,12 @@ class Functions:
                             mode, **axes)
 
     def residual(self, mode, when="late", **axes):
-        return self.values(lambda run: np.array(self.layers(run, when)["residual_rms"]), mode,
-                           **axes)
+        return self.by_layer(lambda layers: np.array(layers["residual_rms"], float), mode, when,
+                             **axes)
 
     def ratio(self, mode, branch, when="late", **axes):
-        return self.values(lambda run: np.array(self.layers(run, when)[f"{branch}_ratio"]), mode,
-                           **axes)
+        return self.by_layer(lambda layers: np.array(layers[f"{branch}_ratio"], float), mode, when,
+                             **axes)
 
     def branch_variance(self, mode, when="late", **axes):
         """The ratios of attention and ffn to the stream, squared and added: the mean over all
@@ -453,7 +474,7 @@ class Functions:
             for name in path.split("."):
                 value = (value or {}).get(name)
             if value is None:
-                raise Waiting("probes")
+                self.lack("probes")
             return np.array(value, dtype=float)
         return self.trained(field, mode, **axes)
 
@@ -542,14 +563,18 @@ def evaluate(claim, results, calculation, width=None):
     runs."""
     functions = Functions(results, claim.get("study"), calculation, width)
     names = dict(functions.names(), figures=claim.get("figures"), __builtins__={"dict": dict})
-    rows = [(what, seeds_of(statistic, names), wanted)
-            for what, statistic, wanted in claim["expect"]]
-    if any(wanted in ("like", "not above", "not below") for _, _, wanted in rows):
+    if any(wanted in ("like", "not above", "not below") for _, _, wanted in claim["expect"]):
         if not claim.get("margin") or not claim.get("margin_from"):
             raise ValueError(f"{claim['id']}: likeness needs a margin, and where in the paper it "
                              "is from")
-    tests = [Test(WAITING, 1.0) if seeds is None else test(seeds, wanted, claim.get("margin"))
-             for _, seeds, wanted in rows]
+    rows, tests = [], []
+    for what, statistic, wanted in claim["expect"]:
+        before = len(functions.read)
+        seeds = seeds_of(statistic, names)
+        diverged = any(run["status"] == DIVERGED for _, run in functions.read[before:])
+        rows.append((what, seeds, wanted))
+        tests.append(Test(WAITING, 1.0) if seeds is None
+                     else test(seeds, wanted, claim.get("margin"), diverged))
     beside = Functions(results, claim.get("study"), calculation, width)
     names = dict(names, **beside.names())
     for what, statistic in claim.get("also", []):
@@ -560,6 +585,6 @@ def evaluate(claim, results, calculation, width=None):
         except KeyError:                      # rates and depths may be others at this width
             if not width:
                 raise
-    if all(seeds is None for _, seeds, _ in rows):
+    if all(seeds is None for _, seeds, _ in rows) and not functions.lacking:
         raise Waiting(claim["study"])
     return Figures(rows, tests, functions, beside.read)

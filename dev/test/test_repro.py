@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from unittest import mock
 
 import numpy as np
 
@@ -369,6 +370,11 @@ def test_proportions():
         found = judged(scale(losses, **words) | scale(losses, 128, **words),
                        ["", "fails('SPAN')", "always"])
         expect(found == verdict, f"{n} of {n} seeds fail: {found}, expected {verdict}")
+    for n, verdict in ((2, FEW), (7, FEW), (8, DISAGREES)):
+        status = {("SPAN", "0.001", seed): DIVERGED for seed in EIGHT[:n]}
+        alike = small({"SPAN": [[None] * n]}, status, seeds=EIGHT[:n])
+        found = said(alike, ["", "loss('SPAN') - entropy('SPAN')", "< -0.5"])
+        expect(found == verdict, f"{n} seeds without scatter, as all diverged: {found}")
 
 
 def test_likeness():
@@ -434,6 +440,9 @@ def test_order():
         order = statistic.rank_correlation(ours, range(n))
         found = statistic.plain_sides([statistic.test(order, "order")])[0]
         expect(found == side, f"{ours}: {found} with p {order.p}, expected {side}")
+    tied = statistic.rank_correlation([3.0] * 5, range(5))
+    expect(tied.p == 1 and statistic.plain_sides([statistic.test(tied, "order")]) == [OPEN],
+           f"losses that are all the same have no order: p {tied.p}")
     drawn = statistic.rank_correlation(list(range(12)), range(12))
     expect(drawn.p == 1 / (statistic.DRAWS + 1), f"the order found is one of them: {drawn.p}")
     many = statistic.rank_correlation(np.random.default_rng(0).normal(size=16), range(16))
@@ -458,6 +467,16 @@ def test_missing():
                          scale(whole) | scale(whole, 128), None)
     expect(found.verdict == WAITING and found.scales[0].sides == [AGREES, WAITING],
            f"one comparison of two waits: {found.verdict}")
+    functions = statistic.Functions(scale(dict(whole, SPAN=[[1.9]])), "s")
+    functions.results["s"]["only"] = [{"mode": ["PRE"]}, {"mode": ["SPAN"], "seed": ["1"]}]
+    expect(len(functions.loss("SPAN")) == 1 and not functions.missing,
+           f"seeds that the study does not ask of an arm: {functions.missing}")
+    for what, statement in (("probes", "item(probe('PRE', 'hard_rank.hidden'), 0)"),
+                            ("norms by layer, late", "lowest(gradient('PRE'))")):
+        claim = CLAIM(["", statement, "> 0"])
+        found = report.reasons(claim, report.judge(claim, scale(whole), None))
+        expect(found == [f"s was run without {what}: `python3 dev/repro/repro.py --fresh s`"],
+               f"what the results lack is named: {found}")
     failed = small({"PRE": [[2.9] * 3]}, {("PRE", "0.001", seed): COLLAPSED for seed in "123"})
     for run in failed["s"]["runs"]:
         run["probe"] = {"similarity": [[1.0]]}
@@ -520,6 +539,77 @@ def test_fresh():
     expect(said.returncode and "--fresh without a study" in said.stderr, said.stderr)
 
 
+def stopped(*words):
+    """What repro.py says where it stops."""
+    with mock.patch.object(sys, "argv", ["repro.py", *words]):
+        try:
+            repro.main()
+        except SystemExit as stop:
+            return str(stop.code)
+    return "nothing"
+
+
+def test_stops():
+    """What cannot be run is refused before anything is removed; where nothing comes of a study's
+    folder, the way out is named."""
+    with tempfile.TemporaryDirectory() as folder:
+        here = pathlib.Path(folder)
+        (here / "results").mkdir()
+        (here / "results/s.json").write_text('{"flags": {}, "runs": []}')
+        (here / "claims.toml").write_text("claim = []\n[keep]\n")
+        (here / "questions.toml").write_text("question = []\n")
+        nothing = lambda *words, **more: True
+        with (mock.patch.multiple(repro, HERE=here, ROOT=here, run_study=nothing,
+                                  write_timing=nothing),
+              mock.patch.object(report, "write", nothing)):
+            for data, words, want in (('data = "nowhere"', ["--fresh", "s"], "no such folder"),
+                                      ("", ["--fresh", "--timing", "s"], "--fresh: expected"),
+                                      ("", ["--fresh", "--table", "s"], "--fresh: expected"),
+                                      ("", ["--budget", "0", "s"], "--budget 0: expected"),
+                                      ("", ["--jobs", "-1", "s"], "--jobs -1: expected"),
+                                      ("", ["s"], "--fresh STUDY")):
+                (here / "s.toml").write_text(f'mode = "PRE"\nseed = 1\n{data}\n')
+                found = stopped(*words)
+                expect(want in found and (here / "results/s.json").exists(),
+                       f"{' '.join(words)}: {found}")
+
+
+def test_whole():
+    """A kill leaves no half of a study's TOML or of a picture, and results without curves do not
+    keep the page from being written."""
+    class Kill(Exception):
+        pass
+
+    def killed(*words, **more):
+        raise Kill
+
+    with tempfile.TemporaryDirectory() as folder:
+        here = pathlib.Path(folder)
+        for name in ("s.toml", "s.png"):
+            (here / name).write_text("whole")
+        chart = mock.Mock(savefig=lambda path, **more: pathlib.Path(path).write_text("half"))
+        with (mock.patch.multiple(repro, HERE=here, trainer=lambda: None,
+                                  cost_lines=lambda *words: ["# cost"]),
+              mock.patch("os.replace", killed)):
+            for name, work in (("s.toml", lambda: repro.write_costs(["s"])),
+                               ("s.png", lambda: report.save(chart, here / "s.png", 80))):
+                try:
+                    work()
+                    expect(False, f"{name} is not replaced")
+                except Kill:
+                    expect((here / name).read_text() == "whole", f"half of {name}")
+        (here / "results").mkdir()
+        (here / "results/s.json").write_text("{}")
+        results = {"s": {"axes": {"mode": ["PRE"], "seed": ["1"]}, "runs": [
+            {"axes": {"mode": "PRE", "seed": "1"}, "status": FINISHED, "loss": 2.0}]}}
+        (here / "s.png").unlink()
+        with (mock.patch.multiple(repro, HERE=here, read_results=lambda: results),
+              mock.patch.object(report, "render", lambda *words: "page")):
+            report.write({"keep": {"s": ["picture"]}}, here)
+        expect((here / "RESULTS.md").read_text() == "page" and not (here / "s.png").exists(),
+               "a picture of results without curves")
+
+
 def test_widened():
     """A study that got another rate or seed since its results were made lacks them: no verdict, and
     no edge of the old grid."""
@@ -535,11 +625,20 @@ def test_widened():
                                        ("1e-3, 2e-3, 4e-3, 8e-3", "1, 2, 3", WAITING),
                                        ("1e-3, 2e-3, 4e-3", "1, 2, 3, 4", WAITING)):
                 (repro.HERE / "s.toml").write_text(
-                    f'mode = ["PRE", "SPAN"]\nlr = [{rates}]\nseed = [{seeds}]\n{flags}')
+                    f'mode = ["PRE", "SPAN"]\nlr = [{rates}]\nseed = [{seeds}]\n{flags}'
+                    'make = "DEVICE=cpu PREC=fp32"\n')
                 found = report.judge(CLAIM(["", MINUS, "< 0"]), repro.read_results(), None)
                 by_scale = [report.scale_verdict(one, one.sides) for one in found.scales]
                 expect((by_scale or [found.verdict]) == [says],
                        f"rates {rates}, seeds {seeds}: {by_scale} {found.verdict}")
+            text = (repro.HERE / "s.toml").read_text()
+            expect(len(repro.missing("s")) == 6, "the fourth seed of two arms at three rates")
+            (repro.HERE / "s.toml").write_text(text.replace("fp32", "bf16"))
+            expect(len(repro.missing("s")) == 24 and not repro.read_results()["s"]["runs"],
+                   "results of one precision are none of another")
+            expect(repro.without_probe("s") == 0, "a study that asks for no probes")
+            (repro.HERE / "s.toml").write_text(text + "probe = true\n")
+            expect(repro.without_probe("s") == 18, "runs of before it asked for probes")
         finally:
             repro.HERE = before
 
@@ -616,6 +715,25 @@ def test_statistics():
         run["curve"] = [] if run["axes"]["mode"] == "SPAN" else [3 - i / 100 for i in range(100)]
     expect(statistic.Functions(curves, "s").saved("SPAN", "PRE") == {"1": 0.0},
            "a run that never was there saves nothing")
+    for run in curves["s"]["runs"]:
+        run["status"] = DIVERGED if run["axes"]["mode"] == "PRE" else FINISHED
+        run["curve"] = [3 - i / (100 if run["axes"]["mode"] == "SPAN" else 200) for i in range(50)]
+    expect(statistic.Functions(curves, "s").saved("SPAN", "PRE") == {"1": 0.0},
+           "nor is anything saved against a run that diverged")
+    late = small({"PRE": [[2.0, 2.1]]}, {("PRE", "0.001", "2"): DIVERGED}, seeds=("1", "2"))["s"]
+    norms = {name: [1.0] for name in ("ff_proj", "ff_out", "residual_rms", "ffn_ratio")}
+    late["runs"][0]["layers"], late["runs"][1]["layers"] = {"1": norms, "late": norms}, {"1": norms}
+    functions = statistic.Functions({"s": late}, "s")
+    expect([list(seeds) for seeds in (functions.gradient("PRE"), functions.residual("PRE"),
+                                      functions.ratio("PRE", "ffn"))] == [["1"]] * 3
+           and list(functions.gradient("PRE", when=1)) == ["1", "2"],
+           "a run that diverged early has no late norms")
+    late["runs"].pop(0)
+    try:
+        functions.gradient("PRE")
+        expect(False, "late norms of a run that diverged early")
+    except statistic.AllFailed:
+        expect(True, "")
     del by_depth[24]["2"]
     expect(list(statistic.Functions({}, "s").trend(by_depth)) == ["1"], "of the common seeds")
 
@@ -641,6 +759,12 @@ def test_kept():
     expect(np.allclose(kept["end"]["attn_out"], [2e-12, 4e-12]), f"the end: {kept['end']}")
     expect(np.allclose(statistic.gradient_of(kept["1"], "ffn"), [math.sqrt(26), 2 * math.sqrt(26)]),
            "the ffn is gate, up and down")
+    config = {"flags": {"steps": "300"}, "git": "0", "parameters": 1, "unigram_entropy": 3.0}
+    run = Run("x", {}, pathlib.Path("nowhere"), [], status=DIVERGED, config=config,
+              log=[{"step": step, "loss": step / 10} for step in range(1, 61)])
+    expect(repro.kept_run(run, ["picture"])["drawn"]
+           == [[10, 0.55], [20, 1.55], [30, 2.55], [40, 3.55], [50, 4.55], [60, 5.55]],
+           "what is drawn of a run that diverged lies where it lies for all")
 
 
 def test_losses():
@@ -686,7 +810,7 @@ def test_leads():
                 ("PRE", "auto", "1", [[10, 3.0], [20, 2.0]]),
                 ("PRE", "auto", "2", [[10, 3.5], [20, 2.5]]),
                 ("SDD", "scale", "1", [[10, 2.0], [20, 1.75]]),
-                ("SDD", "scale", "2", [[10, 3.0]]),                  # diverged after step 10
+                ("SDD", "scale", "2", [[10, 3.0], [20, None]]),      # diverged after step 10
                 ("SDD", "scale", "3", [[10, 9.0], [20, 9.0]]),       # PRE has no such seed
                 ("POST", "auto", "1", []))]
     leads = report.leads_on_pre({"runs": runs})
@@ -842,6 +966,10 @@ def test_resume():
             expect(len(repro.missing("tiny")) == 4, "results of other flags are none of the study")
             repro.harvest("tiny", folder / "whole", [])
             expect(len(repro.missing("tiny")) == 4, "nor are runs of other flags in the folder")
+            (here / "tiny.toml").write_text(TINY.replace("fp32", "bf16"))
+            expect(len(repro.missing("tiny")) == 4, "nor are results of another precision")
+            repro.harvest("tiny", folder / "whole", [])
+            expect(len(repro.missing("tiny")) == 4, "nor are its runs in the folder")
             (here / "tiny.toml").write_text(TINY)
             grown = [run for run in wanted["runs"] if run["axes"]["lr"] == "0.001"]
             for run in grown:
