@@ -5,6 +5,7 @@
 // family. dev/test/gpu_main.cu runs them all.
 #include "dev/test/gpu_test.cuh"
 #include "dev/test/model.h"
+#include "llmc/nccl.cuh"
 #include <malloc.h>
 
 static const Trainer *const CUDA = &NAMED(cuda_, PREC), *const JUDGE = &judge_fp64;
@@ -420,20 +421,54 @@ GPU_TEST(cuda_host_memory) {
 }
 #endif
 
+// A group of NCCL may have 2048 calls (its user guide, ncclGroupEnd): more are several groups.
+static int nccl_calls, nccl_most;
+static int nccl_boundary(void) {
+    nccl_most = max(nccl_most, nccl_calls);
+    nccl_calls = 0;
+    return 0;
+}
+GPU_TEST(cuda_nccl_group) {
+    Nccl n = {};
+    Gpu gpu = {};
+    float x;
+    n.size = 2;
+    n.GroupStart = n.GroupEnd = nccl_boundary;
+    n.Broadcast = [](const void *, void *, size_t, int, int, void *, cudaStream_t) {
+        return nccl_calls++, 0;
+    };
+    cudaCheck(cudaEventCreateWithFlags(&n.sofar, cudaEventDisableTiming));
+    for (int total : {1024, 2048, 5000}) {
+        nccl_begin(&n, &gpu);
+        for (int i = 0; i < total; i++) nccl_start(&n, COMM_BROADCAST, &x, 1, 0);
+        nccl_end(&n);
+        EXPECT(n.started == total, "%d of %d calls", n.started, total);
+        EXPECT(nccl_most <= 2048, "%d calls in a group", nccl_most);
+    }
+    cudaCheck(cudaEventDestroy(n.sofar));
+    (void)nccl_open, (void)nccl_close, (void)nccl_join, (void)nccl_wait;   // not called here
+}
+
 #if !defined(__CUDACC__)
-// LayerNorms wider than the shared memory of a GPU allows in backward are refused before training
-// begins. EMU_COMPUTE: 12.0 has 99 KiB for a block, 9.0 has 227.
+// Refused before training begins: norms wider than a block holds, and LayerNorms wider than the
+// shared memory of a GPU allows in backward. EMU_COMPUTE: 12.0 has 99 KiB for a block, 9.0 has 227.
 GPU_TEST(cuda_wide_norms) {
     const char *const REFUSED =
-        "1 error: --norm layer over 8224 values; this GPU has shared memory for 8192\n"
-        "  -> --norm rms, or --width 8192";
-    const struct { const char *compute; int heads, norm, training; const char *words;
+        "1 error: a norm over 8224 values; on this GPU at most 8192\n"
+        "  -> a smaller --width, --ffn or --kv-rank, fewer --heads, --norm rms";
+    const char *const WIDER =
+        "1 error: a norm over 16416 values; on this GPU at most 16384\n";
+    const struct { const char *compute; int mode, heads, norm, training; const char *words;
     } ROWS[] = {
-        {"120", 257, 1, 1, REFUSED}, {"120", 256, 1, 1, "0 "}, {"120", 257, 0, 1, "0 "},
-        {"120", 257, 1, 0, "0 "},    {"90", 257, 1, 1, "0 "},
+        {"120", MODE_PRE, 257, 1, 1, REFUSED}, {"120", MODE_PRE, 256, 1, 1, "0 "},
+        {"120", MODE_PRE, 257, 0, 1, "0 "},    {"120", MODE_PRE, 257, 1, 0, "0 "},
+        {"90", MODE_PRE, 257, 1, 1, "0 "},     {"90", MODE_PRE, 512, 1, 1, "0 "},
+        {"90", MODE_PRE, 513, 1, 1, WIDER},    {"120", MODE_PRE, 513, 0, 0, WIDER},
+        // q and k have norms over all heads
+        {"90", MODE_OLMO2, 257, 0, 0, PACK == 4 ? REFUSED : "0 "},
     };
     for (const auto &row : ROWS) {
-        Model m = make_model(MODE_PRE, FAMILY_GPT2, 0);
+        Model m = make_model(row.mode, FAMILY_GPT2, 0);
         Setup setup = {};
         m.NH = m.KV = row.heads, m.C = m.NH * m.HS, m.norm = row.norm;
         setup.B = 1, setup.T = TIME, setup.training = row.training;

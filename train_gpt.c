@@ -324,8 +324,8 @@ static Head head_at(const real *q, const real *k, const real *v, const real *c, 
     };
 }
 
-// The first key of the document of query `row`; it never decreases from row to row. A row is a
-// position here, because decoding has no begins.
+// The first key of the document of query `row`; it never decreases. With begins (not in decode)
+// rows are positions.
 static int64_t first_key(Head x, int64_t row) { return x.begins ? x.begins[row] : 0; }
 
 // The first key of the first block that any query from `row` on sees.
@@ -617,7 +617,7 @@ static void router_forward(real *gate, int32_t *choice, real *load, real *share,
         // where all scores are NaN.
         for (int j = 0; j < r.E; j++) {
             real score = s_t[j] + (bias ? bias[j] : 0);
-            int i = j < r.K ? j : r.K;  // experts found so far
+            int i = least(j, r.K);  // experts found so far
             for (; i > 0; i--) {
                 int before = choice_t[i - 1];
                 if (!(score > s_t[before] + (bias ? bias[before] : 0))) break;
@@ -644,7 +644,7 @@ static void router_forward(real *gate, int32_t *choice, real *load, real *share,
                 share_b[j] += s_t[j] / (r.kind == ROUTER_SIGMOID ? sum * r.T : r.T);
         }
     }
-    for (int j = 0; j < r.E; j++) load[r.B * r.E + j] = 0;
+    zero(load + r.B * r.E, r.E);
     for (int i = 0; i < r.B * r.E; i++) load[r.B * r.E + i % r.E] += load[i];
 }
 
@@ -795,8 +795,7 @@ static void embedding_backward(real *dwte, real *dwpe, const real *de, const int
             real *restrict token = dwte + (int64_t)tokens[bt] * C + i0;
             real *restrict position = at(dwpe, position_of(bt, T, begins) * C + i0);
             for (int i = 0; i < strip; i++) token[i] += scale * d[i];
-            if (!position) continue;
-            for (int i = 0; i < strip; i++) position[i] += d[i];
+            for (int i = 0; position && i < strip; i++) position[i] += d[i];
         }
     }
 }
@@ -866,16 +865,16 @@ static Norm logits_gain(const Block *b) {
     return (Norm){.site = b->p.logits, .w = b->w.logits_w, .dw = b->dw.logits_w, .n = b->n};
 }
 
-// y = N(x) where the slot is filled; otherwise x itself: no call, no copy. Callers that go on with
-// an activation y rely on acts_view: it is then another name of x.
+// y = N(x) where the slot is filled; otherwise x itself: no call, no copy. Callers that
+// read y afterwards rely on acts_view, which then makes y another name of x.
 static real *slot_forward(Norm norm, real *y, real *x) {
     if (!norm.site.on) return x;
     norm_forward(y, x, norm);
     return y;
 }
 
-// The gradient of the slot's input: dx where the slot is filled, otherwise dy itself, of which an
-// activation's dx is then another name.
+// The gradient of the slot's input: dx where the slot is filled, otherwise dy. acts_view then
+// makes an activation's dx another name of dy.
 static real *slot_backward(Norm norm, real *dx, real *dy, const real *x) {
     if (!norm.site.on) return dy;
     norm_backward(dx, dy, x, norm, SET);
@@ -979,9 +978,8 @@ static const real *kv_cache_fill(const Block *b, real *cache, const real *x, int
 static void attn_branch_forward(const Block *b, real *y, const real *u) {
     const Model *m = b->m;
     const Acts *a = &b->a;
-    int Q = m->NH * qk_size(m);  // width of q
     int l2 = b->p.q.on == L2;    // nGPT
-    linear_forward(a->q, u, BIASED(b, wq, Q, m->C, b->p.attn_c));
+    linear_forward(a->q, u, BIASED(b, wq, m->NH * qk_size(m), m->C, b->p.attn_c));
     kv_forward(b, u);
     // norms of q, k, v, with RoPE after them, or for nGPT before
     if (m->rope && l2) qk_rope(b, a->q, a->k, +1);
@@ -1002,7 +1000,6 @@ static void attn_branch_forward(const Block *b, real *y, const real *u) {
 static void attn_branch_backward(const Block *b, real *du, real *dy, const real *u, int add) {
     const Model *m = b->m;
     const Acts *a = &b->a, *d = &b->d;
-    int Q = m->NH * qk_size(m);  // width of q
     int l2 = b->p.q.on == L2;    // nGPT
     linear_backward(d->cn, dy, a->cn, BIASED(b, wo, m->C, m->NH * m->HS, 1), SET);
     slot_backward(NORM(b, ctx), d->c, d->cn, a->c);
@@ -1013,7 +1010,7 @@ static void attn_branch_backward(const Block *b, real *du, real *dy, const real 
     slot_backward(k_norm(b), d->k, d->kn, a->k);
     slot_backward(NORM(b, v), d->v, d->vn, a->v);
     if (m->rope && l2) qk_rope(b, d->q, d->k, -1);
-    linear_backward(du, d->q, u, BIASED(b, wq, Q, m->C, b->p.attn_c), add);
+    linear_backward(du, d->q, u, BIASED(b, wq, m->NH * qk_size(m), m->C, b->p.attn_c), add);
     kv_backward(b, du, u);
 }
 
@@ -1065,7 +1062,7 @@ static void mlp_backward(const Block *b, real *du, real *dy, const real *u, int 
 // The block as mlp_forward sees it for routed expert e. Its matrices and gains follow those of the
 // experts before it; its rows begin at start[e]. Here the fields of the dense and shared ffn (wg,
 // hidden, shared_out, gu, h, sy) stand for the expert's own, and xx and xyn begin at its first row.
-// Experts have no biases. EXPERT: field and its gradient are those of b's `of`, from `offset` on.
+// Experts have no biases. EXPERT: x's field and its gradient are b's `of` from `offset` on.
 #define EXPERT(value, grad, field, of, offset) \
     x.value.field = at(b->value.of, offset), x.grad.field = at(b->grad.of, offset)
 static Block expert_block(const Block *b, int e) {
@@ -1301,7 +1298,7 @@ static void block_recompute(const Block *b, real *x) {
 // Statistics of layers (LayerStats in llmc/run/trainer.h) are sums over tokens, in double. Sums
 // over whole tensors are made of fixed pieces, added in order.
 
-// sum of (x - a y)^2, or of x^2 if y is NULL: a loop of its own is twice as fast
+// sum of (x - a y)^2, or of x^2 if y is NULL, in its own loop: twice as fast
 static double square_sum(const real *x, const real *y, double a, int64_t size) {
     double piece[PIECES], total = 0;
 #pragma omp parallel for
@@ -1471,7 +1468,7 @@ static Gpt *gpt_create(const Model *m, const Setup *setup) {
     }
     g->documents = setup->documents;
     int arrays = g->documents.mask ? 3 : 2;
-    g->inputs = check_alloc(arrays * g->max.n * sizeof *g->inputs, "inputs and targets");
+    g->inputs = check_alloc(sizeof *g->inputs * arrays * g->max.n, "inputs and targets");
     g->targets = g->inputs + g->max.n;
     if (g->documents.mask) g->begins = g->targets + g->max.n;
     const char *what = "statistics";
@@ -1584,10 +1581,7 @@ static Loss gpt_means(Gpt *g, double *square) {
     return loss;
 }
 
-static Loss gpt_loss(Gpt *g) {
-    double none = 0;
-    return gpt_means(g, &none);
-}
+static Loss gpt_loss(Gpt *g) { return gpt_means(g, &(double){0}); }
 
 // ZeRO-1: reduces each shard of a tensor to the process that owns it, or broadcasts it from there.
 static void shards_start(Gpt *g, int how, int kind, const Entry *e) {
@@ -1647,7 +1641,7 @@ static void gpt_zero_grads(Gpt *g) {
     g->dw_of_linears = SET;
     for (int l = 0; l < g->m.L; l++) {
         Block b = gpt_block(g, l);
-        if (b.p.moe) memset(b.a.loads, 0, g->m.moe.E * sizeof(real));
+        if (b.p.moe) zero(b.a.loads, g->m.moe.E);
     }
 }
 

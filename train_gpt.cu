@@ -104,9 +104,9 @@ struct Gpt {
 static const Entry *begin(const Layout &layout) { return layout.entries; }
 static const Entry *end(const Layout &layout) { return layout.end; }
 
-// Rows of scratch, each as wide as the widest gain or bias: the 256 chunks of a long gain and those
-// of its bias (gain_chunks), or the COLUMN_SPLITS partial sums of a linear's bias. Kernels with
-// more gains than that take fewer chunks.
+// Rows of scratch, each as wide as the widest gain or bias: 256 chunks of a long gain and 256 of
+// its bias (gain_chunks), or COLUMN_SPLITS partial sums of a linear's bias. Wider sums get fewer
+// chunks.
 enum { SCRATCH_ROWS = 512 };
 // Memory that the tables do not count, in MiB; both numbers are estimates. RESERVE_MIB: the code of
 // all kernels (cuBLASLt's too), small lists and statistics. NCCL_MIB: NCCL's buffers, with several
@@ -141,7 +141,7 @@ static double gpt_bytes(const Model *m, const Setup *setup, double tables) {
     return tables + (batch + scratch + rotary + PLANS_WORKSPACE + (reserve << 20));
 }
 
-// Refuses a size that the CPU accepts and the kernels do not. right: the nearest that they accept.
+// Refuses a size that the CPU accepts and the kernels do not. right: the size to use instead.
 // rule, bound: "at most", 1024, for example.
 static void refuse_unless(int right, const char *flag, int value, const char *rule, int bound) {
     CHECK(value == right,
@@ -157,28 +157,33 @@ static void refuse_above(const char *flag, int value, int most) {
     refuse_unless(min(value, most), flag, value, "at most", most);
 }
 
-// The backward of LayerNorm and DyT keeps a sum for each gain and bias of a line in shared memory.
-// Lines of more than 8192 values need 128 KiB; GPUs of compute capability 8.6, 8.9 and 12 have 99.
-static void refuse_wide_norms(const Model *m) {
-    int shared, widest = 0;
-    // Without a GPU there is no limit: gpu_open refuses to train, --show goes on.
-    if (cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0)) return;
+// A block holds a line of a norm in registers: at most 16384 values, of q, k, v or a latent at most
+// 2048 packs. The backward of LayerNorm and DyT keeps a sum for each gain and bias of a line in
+// shared memory: lines of more than 8192 values need 128 KiB. GPUs of compute capability 8.6, 8.9
+// and 12 have 99.
+static void refuse_wide_norms(const Model *m, bool training) {
+    int shared;
+    // Without a GPU --show goes on; gpu_open refuses to train.
+    if (cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0))
+        shared = INT_MAX;
     for (int l = 0; l < m->L; l++) {
         LayerMode p = layer_mode(m, l);
-        for (const Site *s = &p.emb; s <= &p.shared_out; s++)
-            if (s->bias) widest = max(widest, s->width);
+        for (const Site *s = &p.emb; s <= &p.shared_out; s++) {
+            int most = s >= &p.q && s <= &p.latent ? 2048 * PACK : 16384;
+            if (training && s->bias && shared < 128 << 10) most = 8192;
+            CHECK(!s->on || s->width <= most,
+                  "a norm over %d values; on this GPU at most %d\n"
+                  "  -> a smaller --width, --ffn or --kv-rank, fewer --heads, --norm rms or "
+                  "--sdd paper, or make train_gpt DEVICE=cpu", s->width, most);
+        }
     }
-    CHECK(widest <= 8192 || shared >= 128 << 10,
-          "--norm %s over %d values; this GPU has shared memory for 8192\n"
-          "  -> --norm rms, or --width 8192, or make train_gpt DEVICE=cpu",
-          m->norm == NORM_DYT ? "dyt" : "layer", widest);
 }
 
 // The kernels need head sizes that attention is compiled for, sequences that its grid can cover,
 // rows of a multiple of 16 bytes (logits of routers too), and no gaps between the biases of linears
 // that are one product.
 static void refuse_model(const Model *m, const Setup *setup) {
-    if (setup->training) refuse_wide_norms(m);
+    refuse_wide_norms(m, setup->training);
     refuse_above("--seq", m->T, attention_longest(qk_size(m), m->HS));
     refuse_unless_multiple("--width", m->C, 8);
     refuse_unless_multiple("--kv-rank", m->kv_rank, 16);
@@ -193,7 +198,7 @@ static void refuse_model(const Model *m, const Setup *setup) {
           "%d\n  -> --bias off, or make train_gpt DEVICE=cpu", m->NH, m->HS, m->KV, m->F, ALIGN);
 }
 
-// Free memory of the GPU that this process would take; NAN without one.
+// Free bytes of the GPU that this process would use; NAN without a GPU.
 static double gpt_free_bytes(const Model *m, const Setup *setup) {
     size_t free_bytes, total;
     int devices = 0;
@@ -464,7 +469,7 @@ static void logits_forward(Gpt *g, real *x) {
 }
 
 // Reduces or broadcasts every process's shards of `whole`, which is laid out like the parameters.
-// layer: that of the tensors; -1: tensors of no layer, such as the embedding; or ALL_LAYERS.
+// layer: moves its tensors only; -1: those of no layer, such as the embedding; or ALL_LAYERS.
 enum { ALL_LAYERS = -2 };
 template <typename T>
 static void move_shards(Gpt *g, int how, T *whole, int layer) {

@@ -251,7 +251,7 @@ adamw_kernel(Arenas t, const UpdateEntry *entries, int count, const UpdateState 
 
 // SETs state->norm, clip_factor and applied from its sums; then, if state->applied, updates moments
 // and weights of all entries but Muon's. entries: on the device, by ascending offset; offsets and
-// t.total are multiples of 32 elements. The caller reads and clears state->sums.
+// t.total are multiples of 4 elements. The caller reads and clears state->sums.
 static inline void adamw_apply(Arenas t, const UpdateEntry *entries, int count, UpdateState *state,
                                AdamWStep step, Gpu *gpu) {
     LAUNCH(decide_kernel, 1, 1, 0, gpu->stream, state, step);
@@ -279,8 +279,8 @@ __device__ inline float ngpt_scale(float square) { return square > 0 ? 1 / sqrtf
 __device__ inline void ngpt_rows(const Arenas &t, const UpdateEntry &e, const AdamWStep &s) {
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const float *master = master_of(t, e);
-    int64_t rows = e.size / e.line, step = (int64_t)gridDim.x * NGPT_WARPS;
-    for (int64_t row = (int64_t)blockIdx.x * NGPT_WARPS + warp; row < rows; row += step) {
+    int64_t rows = e.size / e.line, step = (int64_t)gridDim.y * NGPT_WARPS;
+    for (int64_t row = (int64_t)blockIdx.y * NGPT_WARPS + warp; row < rows; row += step) {
         int64_t at = row * e.line;
         float square = 0;
         for (int i = lane * FOUR; i < e.line; i += WARP * FOUR) {
@@ -299,7 +299,7 @@ __device__ inline void ngpt_columns(const Arenas &t, const UpdateEntry &e, const
     int rows = UPDATE_THREADS / STRIP_FOURS, strips = CEIL_DIV(e.stride, STRIP);
     const float *master = master_of(t, e);
     int64_t matrix = (int64_t)e.line * e.stride;
-    for (int64_t strip = blockIdx.x; strip < e.size / matrix * strips; strip += gridDim.x) {
+    for (int64_t strip = blockIdx.y; strip < e.size / matrix * strips; strip += gridDim.y) {
         int column = (int)(strip % strips) * STRIP + four * FOUR;
         int end = column < e.stride ? e.line : 0;
         int64_t at = strip / strips * matrix + column;
@@ -320,11 +320,11 @@ __device__ inline void ngpt_columns(const Arenas &t, const UpdateEntry &e, const
     }
 }
 
-// The grid is (piece, entry).
+// The grid is (entry, piece): there may be more entries than a grid has blocks along y.
 static __global__ void __launch_bounds__(UPDATE_THREADS, 2)
 ngpt_normalize_kernel(Arenas t, const UpdateEntry *entries, const UpdateState *state,
                       AdamWStep step) {
-    UpdateEntry e = entries[blockIdx.y];
+    UpdateEntry e = entries[blockIdx.x];
     if (!e.line || (state && !state->applied)) return;
     if (e.stride == 1) ngpt_rows(t, e, step);
     else ngpt_columns(t, e, step);
@@ -334,6 +334,6 @@ ngpt_normalize_kernel(Arenas t, const UpdateEntry *entries, const UpdateState *s
 // state->applied. state may be nullptr: always.
 static inline void ngpt_normalize(Arenas t, const UpdateEntry *entries, int count,
                                   const UpdateState *state, AdamWStep step, Gpu *gpu) {
-    LAUNCH(ngpt_normalize_kernel, dim3(NGPT_PIECES, count), UPDATE_THREADS, 0, gpu->stream, t,
+    LAUNCH(ngpt_normalize_kernel, dim3(count, NGPT_PIECES), UPDATE_THREADS, 0, gpu->stream, t,
            entries, state, step);
 }

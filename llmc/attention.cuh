@@ -165,7 +165,7 @@ __device__ inline HeadRows head_rows(Heads x, int64_t b, int h, int T) {
     return {x.at + b * T * x.ld + h * x.head, x.ld};
 }
 
-// v with the pitch of k: they are parts of the same rows if QK == HS. One offset then serves both.
+// If QK == HS, v lies in rows of k's pitch, and one offset serves both. Otherwise v as it is.
 template <typename Tiles> __device__ Heads beside(Heads v, Heads k) {
     return Tiles::QK == Tiles::HS ? Heads{v.at, k.ld, k.head} : v;
 }
@@ -262,9 +262,10 @@ __device__ inline int border_at(const int32_t *borders, int b, int t, int T, int
     return borders ? borders[(int64_t)b * T + min(t, T - 1)] : none;
 }
 
-// Documents' mask of a strip: S = -infinity where query and key lie in different documents. If rows
-// are queries, the key is before the query's `begins`; if rows are keys (KEYS_IN_ROWS), the query
-// is at the key's `ends` or later. row, column0: positions of this lane's first row and column 0.
+// Documents' mask of a strip: S = -infinity where query and key lie in different documents. With
+// queries in rows it hides keys before the query's `begins`; with keys in rows (KEYS_IN_ROWS) it
+// hides queries from the key's `ends` on. row, column0: positions of this lane's first row and of
+// column 0.
 template <bool KEYS_IN_ROWS, int N>
 __device__ void document_mask(float (&s)[N], const int32_t *borders, int b, int T, int row,
                               int column0) {
@@ -692,6 +693,7 @@ static inline dim3 query_grid(unsigned tiles, AttentionShape s, const Gpu *gpu) 
     size_t bytes = (size_t)s.T * (s.QK + s.HS) * sizeof(real);
     int heads = s.B * s.NH, group = heads;
     while (group > 1 && (group * bytes > gpu->l2_bytes / 3 || heads % group)) group--;
+    if (heads / group > 65535) group = heads;    // a grid has no more along z
     return dim3(group, tiles, heads / group);
 }
 

@@ -85,7 +85,7 @@ static inline void position_groups(int32_t *groups, const int32_t *begins, int64
 
 // --------------------------------------------------------------------------------------- backward
 // The sorted places are cut into pieces of fixed size, a block each. A cut inside a group moves
-// up to the end of the group, if the piece has it. Otherwise the piece lies inside the group: its
+// to the group's end, if that lies in the piece. Otherwise the piece lies inside the group: its
 // sum is a row of `inside`, in scratch, and a second kernel adds the rows of a group in order. So a
 // group of up to GROUP_PIECE places is one sum in ascending order, and the same bits come out in
 // every run.

@@ -14,8 +14,8 @@
 //
 // TMA brings W_e and dy. It cannot gather: rows of x lie where `source` says, and end with their
 // expert. So the producer's threads copy x by cp.async, 16 bytes each to the place that the swizzle
-// gives them. Copies of two further steps are under way while a thread waits for those of a step
-// and shows them to wgmma (fence_async). Rows of x beyond the expert's last one are zeros, and so
+// gives them. A thread waits for a step's copies while those of the next two are under way. Then it
+// shows them to wgmma (fence_async). Rows of x beyond the expert's last one are zeros, and so
 // is all beyond a matrix's edge.
 //
 // Boxes of dy run on into the next expert's rows. INPUT drops those rows, WEIGHT multiplies them by
@@ -40,7 +40,7 @@ struct GroupedSizes {
     static constexpr int ROOM = 16 * TILE_PITCH<TILE_WIDTH> * sizeof(real);
     static constexpr int BYTES = STAGES * STAGE + WARPS * ROOM + 2 * STAGES * 8;
     static_assert(BYTES <= 227 << 10, "fewer stages");
-    static_assert(AHEAD < STAGES - 1, "a stage is given back when the next step is full");
+    static_assert(AHEAD < STAGES - 1, "a stage is given back only after the next step is full");
 };
 
 // dy [rows, parts, width] and W [parts, E, width, in]
@@ -51,7 +51,7 @@ struct GroupedTile {
     int expert;                // -1: this tile and all further ones are not needed
     int part;                  // FORWARD, WEIGHT: the part of W
     int first, end;            // WEIGHT: all rows of the expert; otherwise those from the tile on
-    int row, column;           // the tile's first; in the part of W: WEIGHT's row, FORWARD's column
+    int row, column;           // the tile's first; within the part: WEIGHT's row, FORWARD's column
     int steps;                 // of the depth
 };
 

@@ -37,8 +37,8 @@
 // BF16_PRODUCTS (PREC=bf16): packing rounds A and B to bfloat16, to nearest even; sums are fp32.
 //   AVX-512 BF16, Arm BF16: one instruction multiplies two pairs of bfloat16 and adds both
 //       products, so a vector lane holds a pair of neighbours in k.
-//   AMX (gemm_amx.h): a block of C is 2 x 2 tiles of 16 x 16. One instruction does 16 times the
-//       work of a multiply-add of floats, so memory and packing take most of the time.
+//   AMX (gemm_amx.h): a block of C is 2 x 2 tiles of 16 x 16. Its peak is 16 times that of
+//       floats, so memory and packing take most of the time.
 //   Elsewhere the rounded numbers stay floats, at the speed of fp32.
 // AMX and AVX-512 BF16 treat denormals as zero.
 #pragma once
@@ -155,7 +155,7 @@ static inline Vec gemm_scaled(Vec c, real alpha, Vec sum) {
 #endif
 }
 
-// A range [from, to), cut to 0 .. size.
+// A range [from, to).
 typedef struct { int64_t from, to; } Span;
 
 static inline int64_t gemm_clamp(int64_t x, int64_t low, int64_t high) {
@@ -163,6 +163,7 @@ static inline int64_t gemm_clamp(int64_t x, int64_t low, int64_t high) {
     return x < low ? low : x;
 }
 
+// The range, cut to 0 .. size.
 static inline Span gemm_within(int64_t from, int64_t to, int64_t size) {
     from = gemm_clamp(from, 0, size);
     return (Span){from, gemm_clamp(to, from, size)};
@@ -312,8 +313,8 @@ static inline int64_t gemm_units(int64_t depth) {
 // Whether a panel is read in place: neighbours one way, at most a page apart the other way, and
 // read few times. Rows with a page each need more TLB entries than there are. Lines of a matrix
 // whose width is a multiple of 64 or more share few sets of the L1 cache, which keeps them for at
-// most one pass. FEW: with more reads packing paid on AVX2. It did not on AVX-512, whose kernel
-// reads half as much for each multiply-add: there FEW is the most reads that a tile makes.
+// most one pass. On AVX2 packing pays beyond FEW reads. On AVX-512, whose kernel reads half as much
+// for each multiply-add, it never paid: there FEW is the most reads of a tile.
 static inline bool gemm_in_place(int64_t beside, int64_t apart, int64_t times) {
     return IN_PLACE && beside == 1 && apart <= 4096 / (int64_t)sizeof(real) && times <= FEW;
 }

@@ -68,7 +68,7 @@ static inline void launch_failed(const char *file, int line, const char *text, c
                  "a launch was refused: %s: LAUNCH(%s) with grid (%u, %u, %u), block (%u, %u, %u), "
                  "%zu bytes of dynamic shared memory\n"
                  "  -> at most 1024 threads a block, no more shared memory than this GPU has, no "
-                 "empty grid",
+                 "empty grid, at most 65535 blocks along y and z",
                  cudaGetErrorString(error), text, grid.x, grid.y, grid.z, block.x, block.y, block.z,
                  dynamic);
 }

@@ -94,8 +94,8 @@ static bool compare(const T *x, const T *y, int64_t n, double *error, Gpu *gpu) 
 
 // -------------------------------------------------------------------------------------- the choice
 
-// The kind of a layer, by --kernels. With `auto` the run's earlier choice stays, or, while tuning,
-// the faster kind is taken.
+// The kind of a layer, by --kernels. With `auto` an earlier choice stays; if there is none,
+// tuning takes the faster kind.
 template <typename Trial>
 static uint8_t kind_choose(const Trial &t, int layer, int wanted, Gpu *gpu) {
     int before = gpu->plans->kinds[layer];
@@ -105,8 +105,7 @@ static uint8_t kind_choose(const Trial &t, int layer, int wanted, Gpu *gpu) {
     bool open = before == UNCHOSEN && gpu->plans->tuning;  // the times decide
     if (wanted == KERNELS_MMA || !(asked || open)) return BY_MMA;
     // A kernel that hangs or faults would end the run here.
-    printf("kernels: comparing %s by wgmma with mma.sync; if it hangs: --kernels mma\n",
-           name);
+    printf("kernels: comparing %s by wgmma with mma.sync; if it hangs: --kernels mma\n", name);
     fflush(stdout);
     if (!trial_agrees(t, layer, &error, gpu)) {
         printf("note: %s by wgmma is wrong on this GPU, a normalized mean squared error of %.2g "

@@ -324,7 +324,7 @@ static inline void plan_choose(Plan *p, const Matmul *f, float limit, Gpu *gpu) 
 
 // Starts the product with this epilogue. Returns false, and starts nothing, if the library has no
 // algorithm for the two together, or, while tuning, none that takes less than `limit` milliseconds.
-// The library may refuse a guess of its own; a guess that was not timed shows it only here.
+// The library may refuse its own guess; without timing, that shows only here.
 static inline bool matmul(Matmul f, Epilogue epilogue, Gpu *gpu, float limit = INFINITY) {
     f.key.epilogue = epilogue;
     f.key.add = f.c == f.d ? ADDED_IN_PLACE : ADDED_ELSEWHERE;

@@ -13,7 +13,8 @@
 // parameter.
 //
 // An empty slot is the identity: no call, no copy, no parameter. A new placement is a new row. One
-// that the columns cannot express gets a new, named column. Valid as C17 and as C++17.
+// that the columns cannot express gets a new, named column. Valid as C17 and, for gcc,
+// clang and nvcc, as C++17.
 #pragma once
 #include <math.h>
 #include <stddef.h>
@@ -23,8 +24,8 @@ enum { OWN, NORMED, BLOCK };                  // skip
 enum { ONE, LNS, DEEP, SUBLAYERS, LEARNED };  // c: ONE or LNS; a: all but LNS
 enum { HEAD, FULL };                          // per
 enum { L2 = 2, SCALE, DYT };                  // a slot's norm: 0 none; 1 the model's; L2: x / |x|.
-                                              // Only in Site: SCALE: a gain without a norm; DYT: 1,
-                                              // where the model's norm is DyT
+                                              // Site alone has also SCALE, a gain without a norm,
+                                              // and DYT, which is 1 in a model with DyT
 
 // One sublayer's columns, as in the equations above.
 typedef struct {
@@ -33,7 +34,8 @@ typedef struct {
 
 typedef struct {
     const char *name;
-    int id, selectable;                       // index in MODES; 0: only for `first` and `early`
+    int id, selectable;                       // index in MODES; NORM_MODE may name it (0: only
+                                              // `first` and `early` may)
     SubMode attn, ffn;
     int q, k, v, ctx;                         // slots inside attention; ctx: the heads' outputs,
                                               // before the output projection

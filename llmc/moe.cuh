@@ -158,7 +158,7 @@ router_forward_kernel(Router r) {
 
 // One block. Sums the chunks into loads and shares, and from the loads computes the first row of
 // each expert and the list of tiles of rows: `bound` entries, -1 where no expert needs one. Loads
-// are whole numbers below 2^24.
+// of a sequence are whole numbers below 2^24.
 static __global__ void __launch_bounds__(PLAN_THREADS)
 router_plan_kernel(Router r, int bound) {
     SHARED_DYNAMIC(int, row);
@@ -176,10 +176,10 @@ router_plan_kernel(Router r, int bound) {
     }
     __syncthreads();
     for (int j = threadIdx.x; j < r.E; j += blockDim.x) {
-        float sum = 0;
-        for (int b = 0; b < r.B; b++) sum += r.load[b * r.E + j];
-        r.load[r.B * r.E + j] = sum;
-        row[j + 1] = (int)sum;
+        int sum = 0;
+        for (int b = 0; b < r.B; b++) sum += (int)r.load[b * r.E + j];
+        r.load[r.B * r.E + j] = (float)sum;
+        row[j + 1] = sum;
     }
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -460,8 +460,8 @@ struct Experts {
     int E, parts, width, in;
     float c;                   // factor of the products
     int64_t rows;              // n K, of all experts
-    // Of Router. source: x has a row for each token, gathered through it; nullptr: x has one for
-    // each row of an expert.
+    // From Router. source: the token of each row, where x has rows of tokens; nullptr: x has the
+    // rows of the experts.
     const int32_t *start, *tiles, *source;
     int to_dw = ADD;           // SET or ADD: dw
 };
@@ -558,9 +558,9 @@ template <int FORM> __device__ Tile tile_of(const Grouped &f) {
     return t;
 }
 
-// The first elements of the lines that a thread copies; nullptr stands for zeros. Lines along the
-// depth are the same in every step. WEIGHT copies other rows of x in each (from depth `k` on), and
-// looks them up one step ahead, so no copy waits for an index.
+// Where the lines that a thread copies begin; nullptr: zeros. WEIGHT does not read `left`. Lines
+// along the depth are the same in every step. WEIGHT copies other rows of x in each (from depth `k`
+// on), and looks them up one step ahead, so no copy waits for an index.
 struct PanelLines {
     const real *left[COPIES], *right[COPIES];
     int x_row[COPIES];

@@ -21,6 +21,7 @@
 // x), apply 12 (w, x; w and its copy written). FLOP of the products: 5 (4 k^2 l + 2 k^3) a matrix,
 // l the larger side: 1.6e12 a step for GPT-2 124M.
 #pragma once
+#include <utility>
 #include "adamw.cuh"
 #include "linear.cuh"
 
@@ -66,7 +67,7 @@ muon_momentum_kernel(double *partial, Arenas t, UpdateEntry e, int64_t size,
     if (threadIdx.x == 0) partial[blockIdx.y * gridDim.x + blockIdx.x] = sum;
 }
 
-// x = u / |u|. For |u|^2 a thread reads one piece, so there are no more pieces than threads.
+// x = u / |u|. Each thread sums one piece of |u|^2, so pieces must not outnumber threads.
 static __global__ void __launch_bounds__(UPDATE_THREADS)
 muon_start_kernel(real *x, const double *partial, Arenas t, UpdateEntry e, int64_t size,
                   const UpdateState *state, float mu) {
@@ -109,9 +110,7 @@ static inline const real *muon_iterate(const MuonTensor &m, Gpu *gpu) {
         matmul({power, s, s, s, p, MUON_C, MUON_B}, PLAIN, gpu);   // p = b s + c s s
         const real *left = tall ? p : x, *right = tall ? x : p;
         matmul({last, left, right, x, y, 1, MUON_A}, PLAIN, gpu);  // a x + p x or x p
-        real *next = y;
-        y = x;
-        x = next;
+        std::swap(x, y);
     }
     return x;
 }

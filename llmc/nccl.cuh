@@ -50,12 +50,15 @@ struct Nccl {
     const char *(*GetErrorString)(int result);
     void *world;                   // NCCL's communicator
     Comm *comm;                    // the same processes, connected by sockets
-    int rank, size;
+    int rank, size, started;       // started: calls of this group
     cudaStream_t stream;
     cudaEvent_t sofar;             // the work that another stream is to wait for
 };
 
-enum { NCCL_SECONDS = 600 };       // limit of a wait for the GPU, which usually takes seconds
+enum {
+    NCCL_SECONDS = 600,            // limit of a wait for the GPU, which usually takes seconds
+    NCCL_GROUP = 1024,             // calls of a group; NCCL 2.11 allows 2048
+};
 
 // Ends the process. why NULL: the watchdog prints the reason. A transfer that has lost a process
 // never ends by itself, so it is aborted; an abort that hangs is ended by the alarm.
@@ -131,7 +134,7 @@ static void nccl_close(Nccl *n) {
     cudaCheck(cudaStreamDestroy(n->stream));
 }
 
-// Work that is given to stream `later` from now on waits for all that `first` has been given.
+// From now on, work given to stream `later` waits for all work already given to `first`.
 static void nccl_order(const Nccl *n, cudaStream_t first, cudaStream_t later) {
     cudaCheck(cudaEventRecord(n->sofar, first));
     cudaCheck(cudaStreamWaitEvent(later, n->sofar, 0));
@@ -140,6 +143,7 @@ static void nccl_order(const Nccl *n, cudaStream_t first, cudaStream_t later) {
 static void nccl_begin(Nccl *n, const Gpu *gpu) {
     nccl_order(n, gpu->stream, n->stream);
     ncclCheck(n, GroupStart());
+    n->started = 0;
 }
 
 static void nccl_end(Nccl *n) { ncclCheck(n, GroupEnd()); }
@@ -156,4 +160,7 @@ template <typename T> static void nccl_start(Nccl *n, int how, T *x, int64_t cou
     if (how == COMM_BROADCAST)
         ncclCheck(n, Broadcast(x, x, count, type, root, n->world, n->stream));
     else ncclCheck(n, Reduce(x, x, count, type, NCCL_SUM, root, n->world, n->stream));
+    if (++n->started % NCCL_GROUP) return;
+    nccl_end(n);
+    ncclCheck(n, GroupStart());
 }

@@ -179,8 +179,8 @@ static inline void interpolate_backward(InterpolationArrays a, const Interpolati
 
 enum { GAIN_THREADS = 128, GAIN_LOADS = 4 };
 
-// The grid is (part of the row, chunk, expert). Chunks have equal numbers of rows, and are as many
-// as the partial sums have room for.
+// The grid is (part of the row, chunk, expert). Chunks have equal numbers of rows; gain_chunks
+// limits how many there are.
 static inline dim3 gain_grid(const Norm *gain, Gpu *gpu) {
     int64_t gains = gain->site.gains, chunks = gain_chunks(gains, norm_gains(gain), gpu);
     int64_t rows = CEIL_DIV(gain->n, chunks);

@@ -23,7 +23,7 @@
 // load, and keeps it in registers for everything that follows. So the variance is the mean of
 // squared distances from the mean just computed. A team is a part of a warp for lines as short as a
 // head, a warp for up to 256 loads (2048 values in bf16), and a whole block beyond that, up to
-// 16384 values.
+// 16384 values (refuse_wide_norms).
 //
 // Values moved per value of a line, and the computed floor (gpu.cuh) in bf16, n = 65536, C = 768:
 //   forward    norm                  2  (y; z)                   0.047 ms
@@ -97,8 +97,7 @@ static inline void team_launch(int packs, F launch) {
     constexpr int HELD = First::THREADS * First::PACKS;
     if (packs <= HELD) return launch(First());
     if constexpr (sizeof...(Wider) > 0) return team_launch<Wider...>(packs, launch);
-    CHECK(false, "a norm over more values than a block holds\n"
-          "  -> a smaller --width or --ffn, or fewer --heads");
+    CHECK(false, "a norm too wide for a block: refuse_wide_norms should refuse it");
 }
 
 // Calls body(line, width) for each line of this team. Teams of a block stay together: one that has
@@ -361,7 +360,7 @@ struct PartialList {
     int count;
 };
 
-// A block of all warps, also where there are fewer chunks: the others add 0.
+// A block always has 8 warps; those without a chunk add 0.
 enum { PARTIALS_THREADS = 256 };
 
 static __global__ void __launch_bounds__(PARTIALS_THREADS)

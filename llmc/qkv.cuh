@@ -170,7 +170,7 @@ __device__ inline PartLine part_line_next(PartLine line, PartLine step, int grou
 
 // The places of a thread's N packs in a line, and the number of each pair's head. Packs 2i and
 // 2i + 1 are half a head apart; LATENT: half of the channels that rotate, or half of those that do
-// not. Column -1: no pack, or no line left, and then none in later rounds.
+// not. Column -1: no pack here, or no lines left.
 template <int N> struct Pairs { int column[N], head[N / 2]; };
 
 // Once per thread, because it divides.

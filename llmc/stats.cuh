@@ -10,7 +10,7 @@
 //              before = (w + lr (A - decay target)) / (1 - lr decay)
 //              step   = lr (A + decay (before - target))
 //            Muon: A = scale x, which muon.cuh recomputes.
-//            nGPT's matrices have been normalized since: w stands in for before, of equal length.
+//            nGPT has normalized its matrices since: w, of equal length, stands in for before.
 //
 // Values are float; squares and sums are double, which no square of a float overflows. A result
 // takes two kernels: a fixed grid leaves partial sums in scratch, and one block adds them in order.

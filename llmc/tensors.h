@@ -118,10 +118,10 @@ PARAM(logits_w, "lm_head.s_z",  Vp, 1, ROLE_GAIN, p->logits.gain, p->logits.on)
 // The sizes of a micro-batch, and how much of it is kept for backward.
 typedef struct {
     int B, T, n;                              // n = B * T tokens
-    int keep, cheap;                          // copies of an activation: L, one for each layer, or
-                                              // 1 for all. cheap: of those that are cheap to
-                                              // recompute; keep: of the others. --recompute sets
-                                              // keep, cheap: off: L, L | cheap: L, 1 | on: 1, 1
+    int keep, cheap;                          // copies of an activation, L or 1 for all layers:
+                                              // `cheap` if it is cheap to recompute, else `keep`.
+                                              // By --recompute keep, cheap are: off L, L | cheap
+                                              // L, 1 | on 1, 1
     int threads;                              // OpenMP threads on the CPU, 0 on a GPU
     int ratio;                                // elements of the storage type in one `wide`; bf16: 2
 } Sizes;
@@ -182,8 +182,8 @@ ACT(site##_rstd, wide, copies, n, p->site.groups, 0, p->site.on == 1 || p->site.
 //   kr, kvb            the rotary part of k, shared by heads (GPU: in qkv); [k without kr | v]
 //   q, k, v, qn ..     CPU: one by one, before and after their norms
 //   scores             CPU: a block of QK^T and of its gradient, per thread
-//   lse, peak          log-sum-exp and maximum of each row of scores. lse is a natural logarithm on
-//                      the CPU, and one in base 2 on the GPU. Only statistics read peak.
+//   lse, peak          log-sum-exp and maximum of each row of scores. lse is natural on the
+//                      CPU, in base 2 on the GPU. Only statistics read peak.
 //   dots               GPU: D = rowsum(dC * C), the context times its gradient, summed over a head
 //   c, cn              context: the heads' outputs, before and after its norm
 //   ay, ao, as         attention's y; yn, after the out norm; s = a skip + b yn

@@ -257,6 +257,7 @@ static int queue(const char *name, const void *from, void *to, size_t count, int
         return refuse("%s: %zu bytes that are not whole in memory of the device", name, bytes);
     if (sends && gets && source != target && source < target + bytes && target < source + bytes)
         return refuse("%s: what is sent and what is received overlap", name);
+    if (queued.size() == 2048) return refuse("%s: a group of more than 2048 calls", name);
     Queued q = {w, stream, {}, source, static_cast<char *>(to)};
     snprintf(q.call.name, sizeof q.call.name, "%s", name);
     q.call.count = (int64_t)count;

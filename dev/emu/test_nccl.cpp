@@ -118,6 +118,12 @@ static void arguments(Rank &r) {
     NEED(ncclReduce(r.x, r.x + 1, 4, FLOAT, 0, r.rank, r.world, r.stream) == 4);
     NEED(ncclReduce(r.x, r.x, 4, FLOAT, 0, 0, &r, r.stream) == 4);
     NEED(ncclGroupEnd() == 5);
+    NEED(ncclGroupStart() == 0);
+    for (int i = 0; i < 2048; i++)
+        NEED(ncclBroadcast(r.x, r.x, 1, FLOAT, 0, r.world, r.stream) == 0);
+    NEED(ncclBroadcast(r.x, r.x, 1, FLOAT, 0, r.world, r.stream) == 4);
+    NEED(ncclGroupEnd() == 0);
+    NEED(cudaStreamSynchronize(r.stream) == 0);
 }
 
 // Two groups, of which EMU_NCCL_FAULT names one. Waits for half a second, then returns what

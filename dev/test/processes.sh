@@ -97,6 +97,21 @@ uneven() {
         --out uneven && grep -q "expected a divisor of every process's share" log
 }
 check "a balance loss over unequal micro-batches" uneven
+# A share of 4 would cut micro-batches of 8 to 4.
+smaller() {
+    ! mpirun -np 4 "$span" $small --model olmoe-char --ffn 32 --batch 16 --micro-batch 8 \
+        --out smaller && grep -q "expected a divisor of every process's share" log
+}
+check "a balance loss over micro-batches larger than a share" smaller
+# Two machines have different runs of one name.
+mkdir machine0 machine1
+for n in 0 1; do "$span" $small --steps 1 --batch 2 --seed $n --out machine$n/first; done > log 2>&1
+unlike() {
+    ! mpirun -np 2 sh -c 'cd machine$OMPI_COMM_WORLD_RANK && exec "$@" --out ../unlike' sh \
+        "$span" $small --batch 2 --init-from first &&
+        grep -q "different files of --init-from" log
+}
+check "processes begin from different weights" unlike
 # Two share the memory that one has.
 memory() { "$@" --show | sed -n 's/.* needed; \([0-9.]*\) free.*/\1/p'; }
 halves() {

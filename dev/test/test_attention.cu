@@ -217,6 +217,24 @@ GPU_TEST(cuda_attention_large) {
     check(1, 65, 2, 2, 64, 20);
 }
 
+// A group of heads fits into the L2 cache, and a grid has at most 65,535 groups: all heads are one
+// group if their number, here a prime one, has no divisor that fits.
+GPU_TEST(cuda_attention_grid) {
+    Gpu gpu = {};
+    gpu.l2_bytes = 48 << 20;
+    const struct { int B, NH; unsigned group; } ROWS[] = {
+        {2, 12, 24}, {4096, 12, 8192}, {65537, 1, 65537}, {2, 65537, 2 * 65537}};
+    for (const auto &row : ROWS) {
+        AttentionShape s = {};
+        s.B = row.B, s.NH = s.KV = row.NH, s.QK = s.HS = 32;
+        s.T = 32 / (int)sizeof(real);
+        dim3 grid = query_grid(3, s, &gpu);
+        EXPECT(grid.x * grid.z == (unsigned)(row.B * row.NH) && grid.y == 3 && grid.z <= 65535,
+               "%d heads: a grid of %u, %u, %u", row.B * row.NH, grid.x, grid.y, grid.z);
+        EXPECT(grid.x == row.group, "%d heads: groups of %u", row.B * row.NH, grid.x);
+    }
+}
+
 // A key that is not a number shows in the peaks of the queries that see it, and of no other.
 GPU_TEST(cuda_attention_not_finite) {
     Rows r(2, 70, 4, 2, 32, 32);

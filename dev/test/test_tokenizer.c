@@ -235,6 +235,7 @@ static const char *const LLAMA3_PIECES[] = {
     "'\xC5\xBE",  // the next letter
     "a| b", "a|\tb", "a|,b", "a|,,|b", "(x|)", " (|x", "a|\xC2\xA0y", "x| \n\n|y", "\n|x",
     "x|\r\n\r\n| y", "x| \n \n|  | y", "  |\tb", "   | x", "x|  ", "x| \n", "!!\n\n|x",
+    "x|\n|  ", "x|\r\n|\t ", "\n|  ",
     " !|\xC2\xA0\n|x", "!\r\n|!", "123|456|7", " |12", "  | |12", "123|4", "12|x", "a|1|b|2",
     "x|\xC2\xB2\x33|y", "\xE4\xB8\xAD\xE6\x96\x87|12|\xEF\xBC\x8C\xE4\xB8\xAD", "e|\xCC\x81x",
     "e|\xCC\x81!", "e|\xCC\x81|1", "\n|1", "\xF0\x9F\x91\x8Dx", "x|\xE2\x80\xA8\n|y", "\t|1",

@@ -56,6 +56,7 @@ void test_flags(void) {
         {"steps", "expected a flag"},
         {"--steps 0x", "expected a whole number"},
         {"--layers 0", "whole number from 1 to 4096"},
+        {"--width 1048577", "whole number from 1 to 1048576"},
         {"--learning-rate 1", "-rate\n  -> ./train_gpt --help lists all"},
         {"--warm-up 1", "did you mean --warmup? "},
         {"--router sigmoit", "did you mean sigmoid? "},
@@ -1166,6 +1167,8 @@ void test_run_refusals(void) {
         {" --batch 1048576 --seq 4096",
          "--batch 1048576 does not go with --seq 4096\n  -> a --micro-batch of less than 2^31 "
          "tokens, each counted once per expert"},
+        {" --batch 2097152 --seq 1 --experts 1024 --experts-per-token 1",
+         "--batch 2097152 does not go with --experts 1024\n  -> a smaller --micro-batch"},
         {" --adam-eps 0", "--adam-eps=0: expected a number from 1e-30 to 1\n"},
         {" --out Makefile", "is a file"},
         {" --out /proc/nothing/here", "/proc/nothing/here"}};

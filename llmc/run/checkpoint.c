@@ -153,6 +153,7 @@ bool checkpoint_verify(const char *dir, char *error) {
 static bool is_whole(const char *dir, int64_t step, char *error) {
     if (!checkpoint_verify(dir, error)) return false;
     Json *state = read_json(dir, "state.json", error);
+    if (!state) return false;
     const Json *at = json_get(state, "step");
     long long stated = at && at->kind == JSON_INT ? at->integer : -1;
     json_free(state);
@@ -208,7 +209,7 @@ void checkpoint_prune(int run, const char *run_dir, int64_t newest, int64_t last
         if (newer < last || (every && step % every == 0)) continue;
         const char *plain = file_name(checkpoint_path(path, run_dir, step));
         const char *temp = file_name(step_path(aside, run_dir, TEMP, step));
-        bool ok = renameat(run, plain, run, temp) == 0 && folder_remove(run, temp);
-        CHECK_WRITE(ok, "cannot remove %s: %m\n  -> remove it by hand, or --keep-last 0", path);
+        CHECK_WRITE(renameat(run, plain, run, temp) == 0 && folder_remove(run, temp),
+                    "cannot remove %s: %m\n  -> remove it by hand, or --keep-last 0", path);
     }
 }

@@ -154,8 +154,8 @@ bool comm_agree(Comm *c, uint64_t own) {
 
 void comm_check_weights(Comm *c, uint64_t hash) {
     CHECK(comm_agree(c, hash),
-          "the processes no longer hold the same weights: a memory or network fault\n"
-          "  -> " GO_ON);
+          "the processes hold different weights: a memory or network fault, or different files "
+          "of --init-from\n  -> " GO_ON);
 }
 
 // ---------------------------------------------------------------------------------------- signals
@@ -180,7 +180,7 @@ void comm_catch_signals(void) {
     sigaction(SIGTERM, &stop, &terminate_before);
 }
 
-// The old handlers may ignore these signals (nohup).
+// The old handlers may ignore SIGINT (a script's background job).
 void comm_release_signals(bool raise_late) {
     sigaction(SIGINT, &interrupt_before, NULL);
     sigaction(SIGTERM, &terminate_before, NULL);

@@ -117,7 +117,7 @@ static void shard_list_folder(DataLoader *d, const char *path, const char *split
     free(entries);
     CHECK(d->shard_count,
           "%s: expected files named *%s*.bin, found none among its %d .bin files\n"
-          "  -> --data 'FOLDER/*.bin', --val-data too; from text: ./shard --out DIR your.txt",
+          "  -> --data 'FOLDER/PATTERN', --val-data too; from text: ./shard --out DIR your.txt",
           path, split, n);
 }
 
@@ -271,9 +271,10 @@ static void shard_window(DataLoader *d, int64_t at) {
         long long bytes = n * d->width, offset = SHARD_HEADER_BYTES + skip * d->width;
         long long got = file_read_at(d->fd, d->raw, bytes, offset);
         CHECK(got == bytes,
-              "%s: expected %lld bytes at token %lld, found %lld: the file has changed since the "
-              "start\n  -> restore the shard; " GO_ON,
-              s->path, bytes, skip, got);
+              "%s: expected %lld bytes at token %lld, found %lld: %s\n"
+              "  -> restore the shard; " GO_ON,
+              s->path, bytes, skip, got,
+              got < 0 ? file_error() : "the file has changed since the start");
         // A token beyond the vocabulary would read outside the embedding.
         for (int64_t i = 0; i < n; i++) {
             long long token = d->width == 2 ? ((uint16_t *)d->raw)[i] : ((uint32_t *)d->raw)[i];

@@ -52,7 +52,7 @@ typedef struct {
     long long tokens, samples;                // of an epoch: N, and (N-1)/T
     int vocab;                // 0: unknown
     int64_t bytes, words;     // of the text, by the shards' headers; 0: unknown
-    long long limit;          // tokens from here on are refused; the caller may lower it
+    long long limit;          // the first token that is refused; the caller may lower it
     double floor;             // nats per token that no model can beat on average; NAN: unknown
     bool shuffle, validation;
     uint64_t seed;

@@ -113,8 +113,8 @@ static char *memory_advice(char text[ADVICE_CAP], const Run *r, double limit) {
 
 // Chooses the micro-batch: as many sequences of a process's share of the batch as fit into memory.
 // The run's flags keep the number, so that a run that is resumed elsewhere computes the same bits.
-// A --micro-batch is never changed. Nor is the whole share if a --balance-loss in training is
-// defined over it.
+// A --micro-batch is never changed. Training with a --balance-loss chooses nothing: that loss is
+// defined over a micro-batch.
 void memory_choose(Run *r) {
     const Flags *f = r->f;
     Setup *setup = &r->setup;
@@ -125,7 +125,7 @@ void memory_choose(Run *r) {
     // NAN, unknown, compares as false: then all fits.
     bool chooses = !given && !(r->training && f->experts && f->balance_loss > 0);
     int B = chooses && needed > free_bytes ? memory_fitting(r, *setup, free_bytes) : setup->B;
-    double negated = -B;                                     // its maximum belongs to the least B
+    double negated = -B;                                     // the maximum of -B is the least B
     comm_all_reduce(&r->comm, &negated, 1, COMM_MAX);
     B = -negated;
     if (B && B < setup->B) {

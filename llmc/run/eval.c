@@ -166,7 +166,7 @@ static void read_text(Task *t, const char *path, const TaskReader *r) {
     t->bytes = shard.bytes;
     t->words = shard.words;
     int64_t begin = 0, separator = task_token(t, 0);
-    // Known from the tokenizer; of bytes it is 0, as there.
+    // The tokenizer names the separator; without one, end is 0, the separator of bytes.
     bool known = r->tokenizer->count || shard.vocab == CORPUS_VOCAB;
     loader_close(&shard);
     CHECK(!known || separator == r->tokenizer->end,
@@ -292,7 +292,7 @@ static double log_softmax(const void *logits, size_t element, int V, int64_t tar
         for (int i = 0; i < V; i++) sum += exp(z[i] - max);
         chosen = z[target];
     }
-    if (!(chosen >= max)) *likeliest = 0;         // also if it is NaN
+    if (!(chosen >= max)) *likeliest = 0;         // also if either is NaN
     return chosen - max - log(sum);
 }
 

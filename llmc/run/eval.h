@@ -1,5 +1,5 @@
-// eval.h: benchmarks of a language model: multiple choice, last words and running text, zero-shot
-// (no examples in the prompt), scored as lm-evaluation-harness scores them (Gao et al. 2021).
+// eval.h: benchmarks of a language model: multiple choice, last words and running text,
+// scored as lm-evaluation-harness scores them (Gao et al. 2021).
 //
 // A task is one file (data/README.md draws it, data/get.py writes it): llm.c's evaluation format
 // for examples, each a context with completions, or a shard for text. Let
@@ -19,8 +19,8 @@
 // (lm-evaluation-harness bootstraps the latter and differs a little.)
 //
 // A context that does not fit into --seq loses its beginning. A text is read in windows of --seq
-// tokens that predict each token once; the last window reaches back as far as it can. The first
-// token of a text follows the token that begins documents.
+// tokens that predict each token once; the last window begins earlier, so that it too is full.
+// The first token of a text follows the token that begins documents.
 #pragma once
 #include "log.h"
 #include "tokenizer.h"

@@ -33,7 +33,7 @@ char *file_parent(char *dir, const char *path) {
     return check_format(dir, PATH_CAP, "%s", dirname(copy));
 }
 
-// No path of this program ends in a slash.
+// No path that comes here ends in a slash.
 const char *file_name(const char *path) {
     const char *slash = strrchr(path, '/');
     return slash ? slash + 1 : path;

@@ -118,8 +118,8 @@ static double read_number(const char *name, const FlagRow *row, const char *valu
     bool whole = row->kind == INT;
     CHECK(*value && !*end && errno == 0 && number >= row->low && number <= row->high &&
               (!whole || number == floor(number)),
-          "%s=%s: expected a %snumber from %g to %g\n  -> %s", name, value, whole ? "whole " : "",
-          row->low, row->high, row->help);
+          "%s=%s: expected a %snumber from %.10g to %.10g\n  -> %s", name, value,
+          whole ? "whole " : "", row->low, row->high, row->help);
     return number;
 }
 

@@ -41,7 +41,8 @@ void log_open(Log *log, int folder, const char *path, int64_t step) {
     CHECK(fstatat(folder, name, &info, AT_SYMLINK_NOFOLLOW) || !S_ISLNK(info.st_mode),
           "%s: expected a plain file, found a link\n  -> move it away", path);
     char *old = file_read(path, INT64_MAX, &n);
-    CHECK(old || errno == ENOENT, "cannot read %s: %m\n  -> move it away, or another --out", path);
+    CHECK(old || errno == ENOENT, "cannot read %s: %s\n  -> move it away, or another --out", path,
+          file_error());
     if (old) {                                    // a new file, renamed: a kill here loses nothing
         file_write_in(folder, path, old, keep_lines(log, old, n, step));
         free(old);

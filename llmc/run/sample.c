@@ -64,7 +64,7 @@ static int64_t encode_prompt(const Run *r, const char *prompt, size_t bytes, int
     return 1 + bytes;
 }
 
-// Prints a prompt and f->sample tokens after it. If the text reaches T tokens, the KV cache is
+// Prints a prompt and f->sample tokens after it. If the text outgrows T tokens, the KV cache is
 // cleared and filled again with its last T/2 tokens. number: of the prompt; each has its own random
 // numbers.
 //

@@ -44,7 +44,7 @@ double spike_limit(const SpikeWindow *w, double z) {
 
 void spike_add(SpikeWindow *w, double x, bool spike) {
     if (!isfinite(x)) return;
-    // After many spikes in a row the last one becomes the first value of a new window.
+    // A spike stays out of the window, but the last of many in a row begins a new one.
     w->in_a_row = spike ? w->in_a_row + 1 : 0;
     if (w->in_a_row >= SPIKES_IN_A_ROW) w->count = w->in_a_row = 0;  // a new level
     if (spike && w->in_a_row) return;

@@ -43,8 +43,8 @@ static void open_data(Run *r) {
         check_vocab(r, &r->data, "training");
     }
     CHECK(r->training || r->has_val,
-          "--eval: expected validation data, but %s %s\n  -> --val-data PATH", f->data,
-          file_exists(f->data) ? "is not a folder" : "does not exist");
+          "--eval: expected a folder with val shards, found --data %s\n  -> --val-data PATH",
+          f->data);
     if (!r->has_val) return;
     loader_open(&r->val, *f->val_data ? f->val_data : f->data, "val", f->seq, 0, 0);
     check_vocab(r, &r->val, "validation");
@@ -181,8 +181,10 @@ static void load_weights(Run *r) {
     const char *from = r->f->init_from;
     if (!r->training) from = path_join(path, r->f->from, "model.safetensors");
     if (r->resuming) run_resume(r);
-    else if (*from) run_read_weights(r, from);
-    else run_init_weights(r);
+    else if (*from) {
+        run_read_weights(r, from);
+        if (r->comm.size > 1) run_hash(r);        // each process may have its own file
+    } else run_init_weights(r);
     if (!r->resuming && r->training && r->t->prepare) r->t->prepare(r->gpt, NULL, NULL);
 }
 
@@ -293,9 +295,9 @@ static void check_processes(Run *r) {
     CHECK(f->batch >= r->comm.size,
           "--batch %lld for %d processes: expected at least one sequence for each\n"
           "  -> a larger --batch, or fewer processes", f->batch, r->comm.size);
-    // A balance loss is defined over a micro-batch: all must have the same size.
-    bool balanced = r->training && r->micro > 1 && f->experts && f->balance_loss > 0;
-    CHECK(!balanced || !f->micro_batch || f->batch % (r->micro * r->comm.size) == 0,
+    // A balance loss is defined over a --micro-batch: all must have this size.
+    bool balanced = r->training && f->experts && f->balance_loss > 0;
+    CHECK(!balanced || f->micro_batch < 2 || f->batch % (f->micro_batch * r->comm.size) == 0,
           "--balance-loss with --micro-batch %lld: expected a divisor of every process's share\n"
           "  -> another --micro-batch", f->micro_batch);
 }

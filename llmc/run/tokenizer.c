@@ -213,12 +213,13 @@ size_t tokenizer_piece(const Tokenizer *t, const char *text, size_t n, size_t at
     }
     if (llama3 && kind == CLASS_OTHER)
         while (next < n && is_newline(text[next])) next++;
-    if (kind != CLASS_SPACE || next == n) return next;
+    if (kind != CLASS_SPACE) return next;
     for (size_t i = next; llama3 && i > at; i--)  // \s*[\r\n]+
         if (is_newline(text[i - 1])) return i;
-    // \s+(?!\S): of several spaces the last one belongs to the next word. \s+: a single one does
-    // not. GPT-2's text ends before a number that is cut out.
-    bool ends = !llama3 && t->how.digits && class_at(t, text, n, next, &length) == CLASS_NUMBER;
+    // \s+(?!\S): the last of several spaces belongs to the next word. \s+: a single one is a piece.
+    // A text keeps all its spaces at its end, which is before a number for GPT-2 with digits.
+    bool ends = next == n || (!llama3 && t->how.digits &&
+                              class_at(t, text, n, next, &length) == CLASS_NUMBER);
     return last > at && !ends ? last : next;
 }
 

@@ -263,7 +263,7 @@ static void print_progress(Run *r, const Update *u) {
     if (due) run_note_pace(r, seconds);
     // The ETA assumes the mean rate so far, without validations and checkpoints.
     char eta[32];
-    double tokens_left = (f->steps - r->step) * f->batch * r->m.T;
+    double tokens_left = (double)(f->steps - r->step) * f->batch * r->m.T;
     printf("step %6lld/%lld  loss %.4f", r->step, f->steps, u->loss.ce);
     if (!isnan(r->data.floor)) printf(" (floor +%.4f)", u->loss.ce - r->data.floor);
     printf("  lr %.2e  grad %.3f  %.0f tok/s", r->lr, u->norm, rate);

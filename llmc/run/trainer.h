@@ -59,8 +59,9 @@ typedef struct {
     int applied;
 } Update;
 
-// Statistics of a layer, over the tokens since stats_begin. A process returns sums; train.c adds up
-// those of all processes and logs ratios and means.
+// Statistics of a layer (LayerStats) are over the tokens since stats_begin. A process returns sums;
+// train.c adds up those of all processes and logs ratios and means.
+
 // Sums of squares: the residual stream out of the block, and both terms of each sublayer's
 // s = a skip + b yn (modes.h), the branch and the skip.
 enum { STREAM, ATTN_BRANCH, ATTN_SKIP, FFN_BRANCH, FFN_SKIP, LAYER_SQUARES };
