@@ -152,8 +152,12 @@ def check_axes(axes, options, built):
             stop(f"unknown flag --{name}",
                  nearest(name, known, "--") + "./train_gpt --help lists the flags of a run, "
                  "python3 dev/ablate.py --help those of a study")
-        for value in values if name != "mode" else ():
+        if name == "mode":
+            continue
+        for value in values:
             check_value(name, value, *flags[name])
+        if flags[name][0] in ("INT", "NUMBER") and len(set(map(float, values))) < len(values):
+            stop(f"--{name} {','.join(values)}: expected numbers that differ", f"--{name} A,B")
     rates = axes.get("lr", [])
     if (len(rates) > 1 or options.largest_lr) and not all(float(rate) > 0 for rate in rates):
         stop(f"--lr {','.join(rates)}: expected rates above 0", "--lr 1e-3,2e-3")
@@ -216,6 +220,15 @@ def as_text(value):
     return value if isinstance(value, str) else f"{value:.15g}"
 
 
+def option_words(path, name, value, default):
+    """An option of a file as words of a command line."""
+    switch = isinstance(default, bool)
+    if isinstance(value, list) or isinstance(value, bool) != switch:
+        stop(f"{path}: {name} = {value!r}: expected {'true or false' if switch else 'one value'}",
+             "python3 dev/ablate.py --help lists the options")
+    return [f"--{name}"] * value if switch else [f"--{name}={as_text(value)}"]
+
+
 def parse(argv):
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -235,7 +248,7 @@ def parse(argv):
     parser.add_argument("--largest-lr", action="store_true",
                         help="also search the largest stable learning rate of each, by bisection, "
                              "from --lr on")
-    parser.add_argument("--within", type=float, default=0.5,
+    parser.add_argument("--within", type=float,
                         help="a rate is stable if its loss ends within so many nats of the best "
                              "rate's (default: 0.5)")
     parser.add_argument("--probe", action="store_true", help="look into every finished run "
@@ -249,12 +262,12 @@ def parse(argv):
                         help="variables for make")
     table, only = {}, None                          # None: no file
     if argv and not argv[0].startswith("-"):
-        table, only = read_toml(argv[0])
-        known = {name.replace("_", "-") for name in vars(parser.parse_args([]))}
-        parser.set_defaults(**{name.replace("-", "_"): value for name, value in table.items()
-                               if name in known})
-        table = {name: value for name, value in table.items() if name not in known}
-        argv = argv[1:]
+        path, *argv = argv
+        table, only = read_toml(path)
+        defaults = {name.replace("_", "-"): value
+                    for name, value in vars(parser.parse_args([])).items()}
+        argv = [word for name in list(table) if name in defaults
+                for word in option_words(path, name, table.pop(name), defaults[name])] + argv
     options, words = parser.parse_known_args(argv)
     options.only = only
     axes = parse_flags(words)
@@ -262,20 +275,18 @@ def parse(argv):
         if name not in axes:                                   # the command line wins
             add_axis(axes, name, list(map(as_text, as_list(value))))
     check_only(only or [], {"mode": ["SPAN"], "seed": ["1"]} | axes)
-    for name in BUDGETS:
-        value = getattr(options, name)
-        if value is not None and not (isinstance(value, (int, float)) and 0 < value < math.inf):
-            stop(f"--{name} {value}: expected a number above 0", f"--{name} 1e6")
+    for name in (*BUDGETS, "within"):
+        value, example = getattr(options, name), "0.5" if name == "within" else "1e6"
+        if value is not None and not 0 < value < math.inf:
+            stop(f"--{name} {value}: expected a number above 0", f"--{name} {example}")
     given = ([name for name in BUDGETS if getattr(options, name) is not None]
-             + [name for name in ("steps",) if name in axes])
+             + ["steps"] * ("steps" in axes))
     if len(given) > 1:
         stop(f"--{' and --'.join(given)}: expected one budget", f"--{given[0]} alone")
     if options.jobs is not None and not 1 <= options.jobs <= 1024:
         stop(f"--jobs {options.jobs}: expected 1 to 1024", "--jobs 2")
-    if (not isinstance(options.probe, bool) or not isinstance(options.probe_tokens, int)
-        or options.probe_tokens < 0):
-        stop(f"probe = {options.probe}, probe-tokens = {options.probe_tokens}: expected true or "
-             "false, and a number from 0", "probe = true")
+    if options.probe_tokens < 0:
+        stop(f"--probe-tokens {options.probe_tokens}: expected 0 or more", "--probe-tokens 8192")
     if options.largest_lr and axes and "lr" not in axes:
         stop("--largest-lr begins with a rate that may work", "--lr 1e-3")
     return options, axes
@@ -369,9 +380,15 @@ def open_study(options, axes):
     if kept is not None and (not isinstance(kept, dict) or kept.get("version") != VERSION):
         stop(f"{out}/study.json is not of version {VERSION}, which this program knows",
              "use the norm.c that wrote it, or another --out")
+    if not kept and (not axes or options.report):
+        stop(f"{out} holds no study", EXAMPLE)
     if not axes:
-        if not kept:
-            stop(f"{out} holds no study", EXAMPLE)
+        ignored = [name.replace("_", "-")
+                   for name in (*BUDGETS, "largest_lr", "within", "make", "only")
+                   if getattr(options, name)]
+        if ignored:
+            stop(f"--{' and --'.join(ignored)}: expected the flags of the study too, found none",
+                 f"leave it out, {out} has its own; or give the study's whole command")
         return out, dict(kept, compare=options.compare or kept.get("compare"),
                          probe=options.probe or kept.get("probe", False),
                          probe_tokens=options.probe_tokens or kept.get("probe_tokens", 0))
@@ -380,7 +397,8 @@ def open_study(options, axes):
         axes.setdefault(name, kept["axes"][name] if kept else value)
     asked = {"version": VERSION, "command": shlex.join(["python3", "dev/ablate.py"] + sys.argv[1:]),
              "axes": axes, "budget": {name: getattr(options, name) for name in BUDGETS},
-             "compare": options.compare, "largest_lr": options.largest_lr, "within": options.within,
+             "compare": options.compare, "largest_lr": options.largest_lr,
+             "within": options.within or 0.5,
              "make": options.make, "only": options.only or [], "probe": options.probe,
              "probe_tokens": options.probe_tokens}
     if kept:
@@ -388,6 +406,10 @@ def open_study(options, axes):
         # The kept order of flags stays, because it names the runs.
         merged = {name: dict.fromkeys(was + axes[name]) for name, was in kept["axes"].items()}
         asked["axes"] = {name: list(values) for name, values in merged.items()}
+        # every rate that was searched has every seed
+        seeds = asked["axes"]["seed"]
+        asked["searched"] = [dict(row, seed=seed) for row in kept["searched"]
+                             if row["seed"] == seeds[0] for seed in seeds]
         if options.only is None:
             asked["only"] = kept.get("only", [])
         check_only_growth(out, kept, asked)
@@ -405,7 +427,7 @@ def combinations(kept):
     if kept.get("only"):
         grid = [axes for axes in grid if any(all(axes[name] in values for name, values
                                                  in row.items()) for row in kept["only"])]
-    return grid + kept["searched"]
+    return grid + [axes for axes in kept["searched"] if axes not in grid]
 
 
 def run_name(kept, axes):
@@ -423,8 +445,8 @@ def plan_of(kept, axes):
 
 
 def run_command(out, kept, axes):
-    """The flags asked for, and where they say nothing those that make a study of it: validations,
-    checkpoints and diagnostics by the run's length."""
+    """The flags asked for, and a study's defaults for the rest: validations, checkpoints and
+    diagnostics by the run's length."""
     steps = plan_of(kept, axes).get("steps", 0)
     flags = {"val-every": max(1, steps // 4), "save-every": max(1, steps // 4),
              "norms-every": max(1, steps // 40)}
@@ -463,9 +485,7 @@ def make_study(out, kept):
 # ---------------------------------------------------------------------------- building and planning
 
 def build(out, kept):
-    """One trainer for each mode, kept with the study, so that later runs use the same one. Returns
-    the new ones."""
-    new = []
+    """One trainer for each mode, kept with the study, so that later runs use the same one."""
     for mode in kept["axes"]["mode"]:
         binary = out / "bin" / mode
         if binary.exists():
@@ -479,11 +499,12 @@ def build(out, kept):
             stop(f"{mode} was not built:\n  {said}", "see above; nothing was trained")
         built = made.stdout.split()[-1]
         kept["device"] = "cuda" if "/cuda-" in built else "cpu"
+        # before the first trainer: whatever is killed, its source, variables and device are known
+        if not (out / "study.json").exists():
+            write_json(out / "study.json", kept)
         binary.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / built, f"{binary}.new")
         os.replace(f"{binary}.new", binary)
-        new.append(binary)
-    return new
 
 
 def environments(kept, jobs):
@@ -533,6 +554,10 @@ def make_plan(out, kept, axes, slots):
     # notes may stand before it
     config = json.loads(shown.stdout[re.search(r"^\{", shown.stdout, re.M).start():])
     flags, budget = config["flags"], kept["budget"]
+    data = flags.get("data")
+    if kept["largest_lr"] and data and not flags.get("val_data") and not os.path.isdir(data):
+        return {"error": ["--largest-lr compares validation losses: expected a folder of shards or "
+                          f"--val-data, found --data {data} alone"]}
     plan = {"steps": int(flags["steps"]),
             "tokens_per_step": int(flags["batch"]) * int(flags["seq"]),
             "flops_per_token": config["flops_per_token"]}
@@ -553,10 +578,10 @@ def make_plan(out, kept, axes, slots):
 
 def plan_runs(out, kept, slots):
     """Plans each run without a plan. Stops before training where the trainer refuses one."""
-    refused = []
-    for axes in combinations(kept):
+    refused, runs = [], combinations(kept)
+    for axes in runs:
         if "steps" not in plan_of(kept, axes):
-            plan = make_plan(out, kept, axes, slots)
+            plan = make_plan(out, kept, axes, slots[:len(runs)])
             kept["plans"][run_name(kept, dict(axes, seed=""))] = plan
             refused += ["\n  ".join(plan["error"])] if "error" in plan else []
     if refused:
@@ -599,18 +624,23 @@ def start(run, slot):
     return Work(run, slot, process, time.time())
 
 
+def record(work, **outcome):
+    """Writes down how a run ended, if it did, and adds this session's seconds to the run's."""
+    path = work.run.folder / "outcome.json"
+    before = (read_json(path) or {}).get("seconds", 0)
+    write_json(path, dict(outcome, seconds=round(before + time.time() - work.begun, 1)))
+
+
 def finish(work):
-    """Writes down and says what a run came to: 0 finished, 3 diverged, ended by a signal (above 128
-    after it has saved a checkpoint) killed, anything else failed."""
+    """Writes down and says how a run ended. Status 0: finished; 3: diverged; a signal, or above 128
+    (a checkpoint was saved): killed; others: failed."""
     run, code = work.run, work.process.returncode
     killed = code < 0 or code > 128
     status = {0: FINISHED, EXIT_DIVERGED: DIVERGED}.get(code, KILLED if killed else FAILED)
-    before = (read_json(run.folder / "outcome.json") or {}).get("seconds", 0)
-    write_json(run.folder / "outcome.json",
-               {"status": status, "exit": code,
-                "seconds": round(before + time.time() - work.begun, 1)})
+    record(work, status=status, exit=code)
     read_run(run)
-    if status == FINISHED:  # the last checkpoint is the result; those before it were for a kill
+    # the last checkpoint is the result; those before it were for a kill, if nobody asked for them
+    if status == FINISHED and "--keep-last" not in run.command:
         for checkpoint in sorted(run.folder.glob("step_*"))[:-1]:
             shutil.rmtree(checkpoint, ignore_errors=True)
     loss = run.last_loss()
@@ -673,16 +703,15 @@ class Progress:
               f"{100 * done / total:.0f} %{eta}", flush=True)
 
 
-def train(out, kept, slots):
-    """Trains all runs that have not ended, as many at a time as there are slots. A run that fails
-    does not stop the others."""
-    plan_runs(out, kept, slots)
+def train(out, kept, slots, again=(FAILED, KILLED)):
+    """Trains all runs that wait or ended as in `again`, as many at a time as there are slots. A run
+    that fails does not stop the others."""
     study = make_study(out, kept)
     cost = {run.name: {"steps": plan["steps"],
                        "flops": plan["steps"] * plan["tokens_per_step"] * plan["flops_per_token"]}
             for run, axes in zip(study.runs, combinations(kept)) for plan in [plan_of(kept, axes)]}
-    waiting = [run for run in study.runs if run.status not in ENDED]
-    for run in waiting:                    # what failed or was killed before is tried again
+    waiting = [run for run in study.runs if run.status in (WAITING, *again)]
+    for run in waiting:
         run.status = WAITING
     print(f"{out}: {len(study.runs)} runs, {len(waiting)} to train, {len(slots)} at a time; "
           f"{sum(c['flops'] for c in cost.values()):.3g} FLOP in all", flush=True)
@@ -702,6 +731,7 @@ def train(out, kept, slots):
         work.process.terminate()
     for work in working:
         work.process.wait()
+        record(work)
     for number, handler in before.items():
         signal.signal(number, handler)
     if stopped:
@@ -725,13 +755,16 @@ def rates_tried(study, kept, panel, level):
 
 def search_rates(out, kept, slots):
     """More rates for each level and panel, until the largest stable one is known to a factor of
-    1.25."""
+    1.25. Where a run has no result, failed or killed, the search goes no further."""
     from ablation import stats
     while True:
         study, added = make_study(out, kept), []
         for axes in {run_name(kept, dict(axes, seed="", lr="")): axes
                      for axes in combinations(kept)}.values():
             panel = {name: axes[name] for name in study.panels()[0]}
+            cells = stats.cells(study, panel, axes[study.compare]).values()
+            if any(run.status not in ENDED for cell in cells for run in cell.values()):
+                continue
             rate = stats.next_rate(rates_tried(study, kept, panel, axes[study.compare]),
                                    float(kept["axes"]["lr"][0]))
             new = [dict(axes, lr=as_text(rate), seed=seed)
@@ -740,7 +773,8 @@ def search_rates(out, kept, slots):
         if not added:
             return
         kept["searched"] += added
-        train(out, kept, slots)
+        plan_runs(out, kept, slots)
+        train(out, kept, slots, again=())
 
 
 def say_rates(study, kept):
@@ -836,15 +870,18 @@ def main():
                   "stay as they are; modes built from now on differ from them\n"
                   "  -> another --out compares the new code", flush=True)
         lock(out)
-        new = build(out, kept)
-        slots = environments(kept, options.jobs)
+        begun, before = (out / "study.json").exists(), set(out.glob("bin/*"))
         try:
-            train(out, kept, slots)
-        except BaseException:
-            if not (out / "study.json").exists():      # refused: the next attempt builds its own
-                for binary in new:
-                    binary.unlink()
+            build(out, kept)
+            slots = environments(kept, options.jobs)
+            plan_runs(out, kept, slots)
+        except BaseException:                          # the next attempt builds its own
+            for binary in set(out.glob("bin/*")) - before:
+                binary.unlink()
+            if not begun:
+                (out / "study.json").unlink(missing_ok=True)
             raise
+        train(out, kept, slots)
         if kept["largest_lr"]:
             search_rates(out, kept, slots)
         if kept.get("probe"):

@@ -101,10 +101,10 @@ def write_wandb(steps, out, name):
              "python3 -m pip install wandb, or --csv")
     out.mkdir(parents=True, exist_ok=True)
     settings = wandb.Settings(silent=True, console="off")
-    with wandb.init(project="norm.c", name=name, dir=out.parent, settings=settings) as run:
+    with wandb.init(project="norm.c", name=name, dir=out, settings=settings) as run:
         for step, values in steps.items():
             run.log({key: value for key, value in values.items() if value is not None}, step=step)
-    where = f"wandb sync {out}/offline-*" if run.offline else run.url
+    where = f"wandb sync {out}/wandb/offline-*" if run.offline else run.url
     print(f"wrote {len(steps)} steps of {name}; {where}")
 
 
@@ -117,11 +117,12 @@ def main():
     kind.add_argument("--tensorboard", action="store_true", help="event files")
     kind.add_argument("--wandb", action="store_true", help="a run of Weights & Biases")
     parser.add_argument("-o", "--out", type=pathlib.Path,
-                        help="the table, or the folder of event files")
+                        help="the table, the folder of event files, or the one in which wandb "
+                             "makes its own, called wandb")
     args = parser.parse_args()
     path, steps = read_run(args.run)
-    kind = next(kind for kind in ("csv", "tensorboard", "wandb") if getattr(args, kind))
-    out = args.out or path.parent / ("log.csv" if args.csv else kind)
+    out = args.out or (path.parent if args.wandb
+                       else path.parent / ("log.csv" if args.csv else "tensorboard"))
     try:
         if args.csv:
             write_csv(steps, out)

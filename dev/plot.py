@@ -36,6 +36,12 @@ def log_of(run):
     return read_log(path)
 
 
+def name_of(run):
+    """The name of a run's folder, or of a log that is called otherwise than log.jsonl."""
+    path = pathlib.Path(run).absolute()
+    return path.parent.name if path.name == "log.jsonl" else path.name
+
+
 def after_warmup(log, last):
     """The first step that the scale must show: where the learning rate peaks, between a tenth and a
     quarter of the run."""
@@ -46,7 +52,7 @@ def after_warmup(log, last):
 def draw_loss(axes, runs):
     seen, tops, starts, floors = [], [], [], []
     for i, run in enumerate(runs):
-        log, color, name = log_of(run), f"C{i}", pathlib.Path(run).name
+        log, color, name = log_of(run), f"C{i}", name_of(run)
         train = [(e["step"], e["loss"]) for e in log if e.get("loss") is not None]
         val = [(e["step"], e["val_loss"]) for e in log if e.get("val_loss") is not None]
         above = [e for e in log if e.get("val_above_floor") is not None]
@@ -82,7 +88,7 @@ def draw_norms(axes, run):
         sys.exit(f"error: {run}: expected gradient norms of two steps or more, found "
                  f"{len(diagnostics(log))}\n  -> train with a smaller --norms-every")
     draw_layer_norms(axes, log)
-    axes.set_title(pathlib.Path(run).name, fontsize=10, pad=20)
+    axes.set_title(name_of(run), fontsize=10, pad=20)
     axes.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 0.99), ncols=3, frameon=False)
 
 
@@ -90,7 +96,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", help="run folders or log.jsonl files")
-    parser.add_argument("-o", "--out")
+    parser.add_argument("-o", "--out", type=pathlib.Path,
+                        help="the picture; its name's end says which kind, none: .png")
     parser.add_argument("--norms", action="store_true",
                         help="gradient norms per layer instead of losses")
     args = parser.parse_args()
@@ -110,6 +117,7 @@ def main():
     first = pathlib.Path(args.runs[0])
     out = args.out or (first if first.is_dir()
                        else first.parent) / ("norms.png" if args.norms else "loss.png")
+    out = out if out.suffix else out.with_suffix(".png")
     figure.savefig(out)
     print(f"wrote {out}")
 

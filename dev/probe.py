@@ -22,6 +22,7 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -474,6 +475,8 @@ def main():
     if options.tokens < 0:
         stop(f"--tokens {options.tokens}: expected 1 or more", "--tokens 8192")
     need(["torch", "transformers", "xxhash"] + ["matplotlib"] * (not options.no_pictures))
+    # SIGTERM too removes the temporary folder of activations
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     found = [probe(run, options) for run in options.runs]
     if not options.no_pictures:
         from ablation import inside

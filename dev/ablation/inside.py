@@ -2,8 +2,8 @@
 the gradient norms in the logs.
 
 An arm is a label, its look (colour, line, marker), and the probes or logs of its runs, one for each
-seed. Lines are means over the runs in their 95 % interval, of logarithms on a logarithmic scale.
-The runs' own values set the limits of a picture, so a wide band may leave it.
+seed. Lines are means over the runs, bands their 95 % intervals, of logarithms on a logarithmic
+scale. The runs' own values set the limits of a picture, so a wide band may leave it.
 """
 import dataclasses
 
@@ -293,36 +293,34 @@ def norms_by_layer(grad_norms, parts=None):
     return np.sqrt([squares.get(layer, np.nan) for layer in range(max(squares, default=-1) + 1)])
 
 
-def table_of(log):
-    """Steps, and an array [step][layer] of gradient norms."""
-    lines = diagnostics(log)
-    norms = np.array([norms_by_layer(line["grad_norms"]) for line in lines])
-    return [line["step"] for line in lines], norms
+def mean_norms(logs):
+    """Steps, and an array [step][layer] of gradient norms: at each step the geometric mean over the
+    logs that have it."""
+    found = {}
+    for log in logs:
+        for line in diagnostics(log):
+            found.setdefault(line["step"], []).append(norms_by_layer(line["grad_norms"]))
+    steps = sorted(found)
+    with np.errstate(divide="ignore"):
+        return steps, np.array([np.exp(np.mean(np.log(found[step]), axis=0)) for step in steps])
 
 
 def draw_gradients(arms, path):
     """Heat maps, one for each arm: gradient norm of a whole layer (colour, logarithmic) against
     layer and step; geometric mean over runs."""
     figure, grid, left, bottom = panels_of(len(arms), 4, 2.6)
-    tables = []
-    for arm in arms:
-        steps, norms = zip(*map(table_of, arm.found)) if arm.found else ((), ())
-        alike = [table for step, table in zip(steps, norms) if step == steps[0]]
-        with np.errstate(divide="ignore"):
-            mean = np.exp(np.mean(np.log(alike), axis=0)) if alike and alike[0].size else None
-            tables.append((steps[0], mean) if mean is not None else None)
-    seen = np.concatenate([table.ravel() for _, table in filter(None, tables)] + [[]])
+    tables = [mean_norms(arm.found) for arm in arms]
+    seen = np.concatenate([norms.ravel() for _, norms in tables] + [[]])
     seen = seen[np.isfinite(seen) & (seen > 0)]
     scale = LogNorm(max(seen.min(), 1e-12 * seen.max()), seen.max()) if len(seen) else None
     image = None
-    for axes, arm, table in zip(grid, arms, tables):
+    for axes, arm, (steps, norms) in zip(grid, arms, tables):
         axes.set_title(short(arm.label, 18), fontsize=9)
         axes.grid(False)
-        if table is None or scale is None:
+        if not norms.size or scale is None:
             note(axes, "no diagnostics in the logs")
             axes.set(xticks=[], yticks=[])
             continue
-        steps, norms = table
         end = 2 * steps[-1] - steps[-2] if len(steps) > 1 else steps[-1] + 1
         image = axes.pcolormesh(np.append(steps, end), np.arange(norms.shape[1] + 1) - 0.5, norms.T,
                                 norm=scale, cmap="viridis")
@@ -364,8 +362,8 @@ def draw_groups(arms, path):
 LOGS = {
     "gradients": (
         draw_gradients, "Gradients by layer over the run",
-        "Norm of the gradient of all tensors of a layer, before clipping; geometric mean over the "
-        "seeds. The same colours for all."),
+        "Norm of the gradient of all tensors of a layer, before clipping; at each step the "
+        "geometric mean over the seeds that came so far. The same colours for all."),
     "groups": (
         draw_groups, "Gradients by layer, of groups of matrices",
         "At the first step with diagnostics, near step 100 and at the end; geometric mean over the "

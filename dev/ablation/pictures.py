@@ -376,7 +376,7 @@ def diagnostics(log):
 
 
 def numbers(values):
-    return np.array([np.nan if value is None else value for value in values], float)
+    return np.array(values, float)                             # None: NaN
 
 
 def by_layer(table, blocks):

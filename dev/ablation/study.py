@@ -4,7 +4,8 @@
     OUT/bin/MODE                   the trainer of each placement, built once
     OUT/runs/NAME/                 a run of the trainer: config.json, log.jsonl, checkpoints
     OUT/runs/NAME/output.txt       what it printed
-    OUT/runs/NAME/outcome.json     how it ended; absent: waiting, running or interrupted
+    OUT/runs/NAME/outcome.json     how it ended, and after how many seconds of training; without a
+                                   status, or absent: waiting, running or interrupted
     OUT/runs/NAME/probe.json       what it does inside (dev/probe.py), where that was asked for
     OUT/index.html, OUT/*.png      the page
 

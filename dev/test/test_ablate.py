@@ -35,7 +35,8 @@ config = {"norm_mode": os.path.basename(sys.argv[0]), "parameters": 100, "flops_
           "initialization": "scale", "unigram_entropy": 3.5,
           "flags": {"layers": "4", "steps": get("steps", "20"), "batch": "2", "seq": "8",
                     "lr": get("lr", "0.01"), "tied": "on", "final_norm": "auto",
-                    "decay_gains": "off", "init": "auto"}}
+                    "decay_gains": "off", "init": "auto", "data": get("data", ""),
+                    "val_data": get("val-data", "")}}
 if get("heads", "1") == "3":
     sys.exit("error: --heads 3 does not go with --width 16")
 if "--show" in flags:
@@ -126,13 +127,17 @@ def test_kills(folder):
             expect(process.returncode == 130 and "the same command goes on" in said,
                    f"an interrupt: status {process.returncode}, {said}")
             expect(not alive(broken), "an interrupt leaves no trainer behind")
+            expect(any(outcome.keys() == {"seconds"} and outcome["seconds"] > 0
+                       for outcome in outcomes(broken).values()),
+                   f"it leaves the seconds of its runs: {outcomes(broken)}")
         else:
             process.kill()
             for trainer in alive(broken) if how == "everything" else []:
                 os.kill(int(trainer), signal.SIGKILL)
             process.communicate()
-    expect(any(not (run / "outcome.json").exists() for run in broken.glob("runs/*")),
-           "the kills hit current runs")
+        ended = [name for name, outcome in outcomes(broken).items() if "status" in outcome]
+        expect(any(run.name not in ended for run in broken.glob("runs/*")),
+               f"the kill of {how} hits current runs")
     done = ablate(*study, "--out", broken)
     expect(done.returncode == 0, f"after the kills: {done.stdout}{done.stderr}")
     expect(results(whole) == results(broken),
@@ -186,6 +191,18 @@ def test_outcomes(folder):
                for name, when in before.items()), "finished and diverged runs are not run again")
 
 
+def test_checkpoints(folder):
+    """A finished run keeps its last checkpoint, or what --keep-last asks for."""
+    for words, left in (([], 1), (["--keep-last", 1, "--keep-every", 500], 3)):
+        out = stand_in(folder / f"checkpoints{left}", "PRE")
+        for step in (500, 1000, 1200):
+            (out / f"runs/PRE-seed1/step_{step:08d}").mkdir(parents=True)
+        done = ablate("--mode", "PRE", *words, "--out", out)
+        found = sorted(path.name for path in out.glob("runs/*/step_*"))
+        expect(len(found) == left and found[-1] == "step_00001200",
+               f"checkpoints with {words}: {found}, {done.stdout}{done.stderr}")
+
+
 def test_checks(folder):
     """Typing errors stop a study before it builds, what the trainer refuses before training."""
     fake = folder / "checks"
@@ -202,6 +219,7 @@ def test_checks(folder):
             (["--batch", "1.5"], "--batch 1.5: expected a whole number"),
             (["--lr", "1e-3,fast"], "--lr fast: expected a number from 0 to 10"),
             (["--lr", "nan"], "--lr nan: expected a number"),
+            (["--seed", "1,01"], "--seed 1,01: expected numbers that differ"),
             (["--bias", "on,yes"], "--bias yes: expected off, on or qkv"),
             (["--init", "scal"], "--init scal: expected auto", "did you mean scale?")):
         done = ablate(*words, "--out", fake / "study", environment=environment)
@@ -277,6 +295,10 @@ def test_growth_and_budgets(folder):
            "study.json has grown")
     done = ablate("--mode", "PRE,SPAN", "--lr", "0.01,0.02", "--largest-lr", "--out", out)
     expect(done.returncode == 1 and "largest_lr" in done.stderr, f"a search besides: {done.stderr}")
+    for words in (["--largest-lr"], ["--tokens", 100], ["--within", 0.1], ["--make", "PREC=fp32"]):
+        done = ablate("--out", out, *words)
+        expect(done.returncode == 1 and f"{words[0]}: expected the flags of the study"
+               in done.stderr, f"{words} alone: {done.stdout}{done.stderr}")
     # a step is 16 tokens of 600 operations each
     for budget, amount, steps in (("--tokens", 1600, 100), ("--flops", 9600 * 7, 7)):
         out = stand_in(folder / budget[2:], "PRE")
@@ -285,10 +307,12 @@ def test_growth_and_budgets(folder):
         expect(config["flags"]["steps"] == str(steps),
                f"{budget} {amount}: {config['flags']['steps']} steps, expected {steps}; "
                f"{done.stdout}{done.stderr}")
-    out = stand_in(folder / "minutes", "PRE")
+    out, calls = stand_in(folder / "minutes", "PRE"), folder / "calls"
+    (out / "bin/PRE").write_text(STAND_IN + f"open('{calls}', 'a').write('x')\n")
     done = ablate("--mode", "PRE", "--minutes", 0.05, "--jobs", 2, "--out", out)  # a step is 10 ms
     expect(json.loads((out / "runs/PRE-seed1/config.json").read_text())["flags"]["steps"] == "300",
            f"--minutes 0.05: {done.stdout}{done.stderr}")
+    expect(calls.read_text() == "xx", f"one trial for one run: {calls.read_text()}")
     done = ablate("--mode", "PRE", "--tokens", 3, "--out", stand_in(folder / "too-little", "PRE"))
     expect(done.returncode == 1 and "no step to train" in done.stderr,
            f"less than a step: {done.stderr}")
@@ -343,11 +367,29 @@ def test_largest_rate(folder):
         again = ablate("--out", out)
         expect(again.returncode == 0 and len(outcomes(out)) == runs and " 0 to train"
                in again.stdout, f"the search goes on where it was: {again.stdout}{again.stderr}")
+    grown = ablate("--mode", "PRE,SPAN", "--lr", "0.7", "--seed", "1,2,3", "--largest-lr", "--out",
+                   out)
+    expect(len(outcomes(out)) == runs * 3 // 2 and f"{runs // 2} to train" in grown.stdout,
+           f"a new seed at every rate: {grown.stdout}{grown.stderr}")
     out = stand_in(folder / "rates", "PRE")
     done = ablate("--mode", "PRE", "--lr", "0.01,0.02", "--largest-lr", "--out", out)
     found = re.findall(r"largest stable learning rate is between (\S+) and (\S+)", done.stdout)
     expect(len(found) == 1 and float(found[0][0]) <= 0.1 < float(found[0][1]),
            f"--largest-lr from two rates: {done.stdout}{done.stderr}")
+    runs = len(outcomes(out))
+    done = ablate("--mode", "PRE", "--lr", "0.01,0.02,0.04", "--largest-lr", "--out", out)
+    expect(f"{runs} runs, 0 to train" in done.stdout,
+           f"a rate of the search among those asked for: {done.stdout}{done.stderr}")
+    out = stand_in(folder / "rate-failed", "PRE")
+    done = ablate("--mode", "PRE", "--lr", "1e-2", "--ffn", "0,1", "--largest-lr", "--out", out)
+    expect(done.stdout.count(": failed") == 1 and len(outcomes(out)) > 3 and "1 runs failed"
+           in done.stderr, f"a failed run is not searched on: {done.stdout}{done.stderr}")
+    for words, status in ((["--data", "x.bin"], 1),
+                          (["--data", "x.bin", "--val-data", "y.bin"], 0)):
+        out = stand_in(folder / f"rate-data{status}", "PRE")
+        done = ablate("--mode", "PRE", "--lr", "0.1", *words, "--largest-lr", "--out", out)
+        expect(done.returncode == status and ("compares validation losses" in done.stderr)
+               == (status == 1), f"--largest-lr {words}: {done.stdout}{done.stderr}")
 
 
 def test_refusals(folder):
@@ -363,6 +405,9 @@ def test_refusals(folder):
             (["--mode", "PRE", "--resume", "auto"], "not for a study"),
             (["--mode", "PRE", "--steps", "10", "--tokens", "1e6"], "expected one budget"),
             (["--mode", "PRE", "--tokens", "-1"], "above 0"),
+            (["--mode", "PRE", "--within", "-1"], "--within -1.0: expected a number above 0"),
+            (["--mode", "PRE", "--within", "nan"], "--within nan: expected a number above 0"),
+            (["--mode", "PRE,SPAN", "--report"], "holds no study"),
             (["--mode", "PRE", "--jobs", "0"], "expected 1 to 1024"),
             (["--mode", "PRE", "--compare", "width"], "--compare width"),
             (["--mode", "PRE", "--largest-lr"], "begins with a rate"),
@@ -379,6 +424,14 @@ def test_refusals(folder):
         done = ablate(bad, "--out", folder / "refused2")
         expect(done.returncode != 0 and "error:" in done.stderr and "Traceback" not in done.stderr,
                f"{text!r}: {done.stderr}")
+    for text, said in (('largest-lr = "off"', "largest-lr = 'off': expected true or false"),
+                       ("jobs = 2.5", "--jobs: invalid int value: '2.5'"),
+                       ('make = ["DEVICE=cpu"]', "make = ['DEVICE=cpu']: expected one value"),
+                       ('compare = ["mode"]', "compare = ['mode']: expected one value")):
+        bad.write_text(f'mode = "PRE"\nlr = 1e-3\n{text}\n')
+        done = ablate(bad, "--out", stand_in(folder / text.split()[0], "PRE"))
+        expect(done.returncode in (1, 2) and said in done.stderr and not done.stdout,
+               f"{text}: {done.stdout}{done.stderr}")
     good = folder / "good.toml"
     good.write_text('mode = ["PRE", "SPAN"]\nseed = [1, 2]\nlr = 0.02\ntied = true\nsteps = 5\n'
                     f'jobs = 1\nout = "{stand_in(folder / "toml", "PRE", "SPAN")}"\n')
@@ -408,6 +461,69 @@ def test_refusals(folder):
     done = ablate("--mode", "PRE", "--width", "16", "--heads", "3", *SMALL[4:], "--out", stale)
     expect(done.returncode == 1 and "nothing was trained" in done.stderr
            and not list(stale.glob("bin/*")), f"a refused attempt leaves no trainer: {done.stderr}")
+
+
+def test_builds(folder):
+    """Whatever ends a build, no trainer stays whose source and variables are not known."""
+    built = stand_in(folder / "ready", "PRE") / "bin/PRE"
+    make = folder / "building/make"
+    make.parent.mkdir()
+    make.touch(0o755)
+    environment = dict(ENVIRONMENT, PATH=f"{make.parent}:{os.environ['PATH']}")
+    for end, stays in (("exit 2", False), ("kill -KILL $PPID", True)):
+        make.write_text(f"#!/bin/sh\ncase $* in *=SPAN*) {end} ;; esac\necho {built}\n")
+        out = folder / f"built-{stays}"
+        done = ablate("--mode", "PRE,SPAN", "--out", out, environment=environment)
+        expect((out / "bin/PRE").exists() == (out / "study.json").exists() == stays,
+               f"{end}: {sorted(out.rglob('*'))}, {done.stdout}{done.stderr}")
+    done = ablate("--mode", "PRE,SPAN", "--make", "PREC=bf16", "--out", out,
+                  environment=environment)
+    expect(done.returncode == 1 and "holds a study whose make is" in done.stderr,
+           f"other variables: {done.stdout}{done.stderr}")
+
+
+def test_probe_ends(folder):
+    """SIGTERM removes what a probe has in its temporary folder."""
+    code = """
+import probe, tempfile, time
+def wait(*given):
+    with tempfile.TemporaryDirectory():
+        print("begun", flush=True)
+        time.sleep(60)
+probe.need, probe.probe = list, wait
+probe.main()
+"""
+    (folder / "probed").mkdir()
+    environment = dict(ENVIRONMENT, PYTHONPATH="dev", TMPDIR=str(folder / "probed"))
+    process = subprocess.Popen([sys.executable, "-c", code, "run", "--no-pictures"],
+                               env=environment, stdout=subprocess.PIPE, text=True)
+    expect(process.stdout.readline() == "begun\n" and list((folder / "probed").iterdir()),
+           "a probe has a temporary folder")
+    process.terminate()
+    expect(process.wait() == 143 and not list((folder / "probed").iterdir()),
+           f"a probe that is ended: status {process.returncode}")
+
+
+def test_pictures(folder):
+    """Gradients are means over the runs that came to a step; dev/plot.py's names of files and
+    runs."""
+    norms = {"model.layers.0.mlp.up_proj.weight": 2.0}
+    log = [{"step": step, "loss": 1.0, "grad_norms": norms} for step in (1, 3)]
+    more = [dict(log[0], grad_norms=dict.fromkeys(norms, 8.0))]
+    said = python("import json, sys; from ablation import inside; "
+                  "steps, norms = inside.mean_norms(json.loads(sys.argv[1])); "
+                  "print(steps, norms.round(9).tolist())", json.dumps([more, log]))
+    expect(said == "[1, 3] [[4.0], [2.0]]\n", f"one run of two ended early: {said}")
+    for name in ("A", "B"):
+        (folder / name).mkdir()
+        (folder / name / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in log))
+    done = subprocess.run([sys.executable, "dev/plot.py", folder / "A/log.jsonl", "-o",
+                           folder / "curve"], capture_output=True, text=True, env=ENVIRONMENT)
+    expect(done.stdout == f"wrote {folder}/curve.png\n" and (folder / "curve.png").exists(),
+           f"-o without an ending: {done.stdout}{done.stderr}")
+    said = python("import plot, sys; print(*map(plot.name_of, sys.argv[1:]))",
+                  str(folder / "A/log.jsonl"), str(folder / "B"), "C.jsonl")
+    expect(said == "A B C.jsonl\n", f"names of runs: {said}")
 
 
 def test_lock(folder):
@@ -471,7 +587,8 @@ def test_own_placement(folder):
 
 def main():
     tests = (test_kills, test_own_placement, test_gpus, test_largest_rate, test_only, test_outcomes,
-             test_checks, test_names, test_growth_and_budgets, test_refusals, test_lock)
+             test_checks, test_names, test_growth_and_budgets, test_refusals, test_lock,
+             test_checkpoints, test_builds, test_probe_ends, test_pictures)
     asked = sys.argv[1:] or ["test"]
     tests = [test for test in tests if any(word in test.__name__ for word in asked)]
     # each in folders of its own

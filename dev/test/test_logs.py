@@ -150,6 +150,9 @@ def test_wandb(scratch):
             found[values["_step"]] = {k: v for k, v in values.items() if k[0] != "_"}
     wanted = {1: {"loss": 5.5}, 3: {"residual_rms/0": 1.5, "residual_rms/1": 2.5}}
     expect(found == wanted, found)
+    said = call(sys.executable, LOGS, run, "--wandb", "-o", scratch / "elsewhere", env=offline)
+    expect(f"wandb sync {scratch}/elsewhere/wandb/offline-*" in said
+           and list((scratch / "elsewhere/wandb").glob("offline-*")), said)
 
 
 def test_refusals(scratch):
