@@ -157,13 +157,13 @@ static void refuse_above(const char *flag, int value, int most) {
     refuse_unless(min(value, most), flag, value, "at most", most);
 }
 
-// A block holds a line of a norm in registers: at most 16384 values, of q, k, v or a latent at most
-// 2048 packs. The backward of LayerNorm and DyT keeps a sum for each gain and bias of a line in
+// A block holds a line of a norm in registers: of q, k, v and latents at most 2048 packs, of others
+// 16384 values. The backward of LayerNorm and DyT keeps a sum for each gain and bias of a line in
 // shared memory: lines of more than 8192 values need 128 KiB. GPUs of compute capability 8.6, 8.9
 // and 12 have 99.
 static void refuse_wide_norms(const Model *m, bool training) {
     int shared;
-    // Without a GPU --show goes on; gpu_open refuses to train.
+    // Without a GPU --show counts on enough; gpu_open refuses to train.
     if (cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0))
         shared = INT_MAX;
     for (int l = 0; l < m->L; l++) {
@@ -171,8 +171,8 @@ static void refuse_wide_norms(const Model *m, bool training) {
         for (const Site *s = &p.emb; s <= &p.shared_out; s++) {
             int most = s >= &p.q && s <= &p.latent ? 2048 * PACK : 16384;
             if (training && s->bias && shared < 128 << 10) most = 8192;
-            CHECK(!s->on || s->width <= most,
-                  "a norm over %d values; on this GPU at most %d\n"
+            CHECK(!s->on || s->on == SCALE || s->width <= most,
+                  "a norm over %d values; on a GPU like this at most %d\n"
                   "  -> a smaller --width, --ffn or --kv-rank, fewer --heads, --norm rms or "
                   "--sdd paper, or make train_gpt DEVICE=cpu", s->width, most);
         }

@@ -100,7 +100,8 @@ class Folder:
     def clear(self):
         """After a refusal without work to continue: removes what this command has made."""
         parts = os.path.join(self.path, hub.PARTS)
-        others = set(os.listdir(self.path)) - {"get.json", "tokenizer.bin", hub.PARTS}
+        made = {"get.json", "tokenizer.bin", hub.PARTS}
+        others = set(os.listdir(self.path)) - self.before - made
         if others or os.path.isdir(parts) and os.listdir(parts):
             return
         hub.remove_parts(self.path)

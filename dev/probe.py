@@ -474,7 +474,7 @@ def main():
     options = parser.parse_args()
     if options.tokens < 0:
         stop(f"--tokens {options.tokens}: expected 1 or more", "--tokens 8192")
-    need(["torch", "transformers", "xxhash"] + ["matplotlib"] * (not options.no_pictures))
+    need(["torch", "transformers"] + ["matplotlib"] * (not options.no_pictures))
     # SIGTERM too removes the temporary folder of activations
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     found = [probe(run, options) for run in options.runs]

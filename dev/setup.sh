@@ -18,7 +18,7 @@ esac
 
 # The newest versions that the tests have passed with.
 python_packages="numpy==2.4.6 scipy==1.17.1 matplotlib==3.11.2 torch==2.13.0 tiktoken==0.14.0
-    safetensors==0.8.0 transformers==5.23.0 accelerate==1.15.0 lm_eval==0.4.13 xxhash==4.1.0
+    safetensors==0.8.0 transformers==5.23.0 accelerate==1.15.0 lm_eval==0.4.13
     pyarrow==26.0.1 tokenizers==0.23.3 huggingface_hub==2.4.0 tensorboard==2.21.0 wandb==0.31.0
     nvidia-cuda-nvdisasm==13.5.37 gguf==0.19.0"
 cuda_packages="nvidia-cuda-runtime==13.0.96 nvidia-cuda-crt==13.0.88 nvidia-cuda-cccl==13.0.85"

@@ -14,8 +14,8 @@
 //
 // TMA brings W_e and dy. It cannot gather: rows of x lie where `source` says, and end with their
 // expert. So the producer's threads copy x by cp.async, 16 bytes each to the place that the swizzle
-// gives them. A thread waits for a step's copies while those of the next two are under way. Then it
-// shows them to wgmma (fence_async). Rows of x beyond the expert's last one are zeros, and so
+// gives them. A thread waits for a step's copies while those of the next two are under way. Then
+// fence_async makes them visible to wgmma. Rows of x beyond the expert's last one are zeros, and so
 // is all beyond a matrix's edge.
 //
 // Boxes of dy run on into the next expert's rows. INPUT drops those rows, WEIGHT multiplies them by

@@ -460,8 +460,7 @@ struct Experts {
     int E, parts, width, in;
     float c;                   // factor of the products
     int64_t rows;              // n K, of all experts
-    // From Router. source: the token of each row, where x has rows of tokens; nullptr: x has the
-    // rows of the experts.
+    // From Router. source: the token of each row; nullptr: x is already in the experts' order.
     const int32_t *start, *tiles, *source;
     int to_dw = ADD;           // SET or ADD: dw
 };

@@ -4,7 +4,7 @@
 //   nccl_begin       the transfers that follow wait for the work given to the GPU so far
 //   nccl_start       COMM_REDUCE: the sum of all processes' x goes to x of one; COMM_BROADCAST: x
 //                    of one goes to all
-//   nccl_end         launches all transfers since nccl_begin together
+//   nccl_end         launches the transfers since nccl_begin, at most NCCL_GROUP together
 //   nccl_join        work that is given to the GPU after this call waits for the transfers
 //   nccl_wait        the host waits for the GPU, and ends the process if a transfer never ends
 //
@@ -50,7 +50,7 @@ struct Nccl {
     const char *(*GetErrorString)(int result);
     void *world;                   // NCCL's communicator
     Comm *comm;                    // the same processes, connected by sockets
-    int rank, size, started;       // started: calls of this group
+    int rank, size, started;       // started: calls since nccl_begin
     cudaStream_t stream;
     cudaEvent_t sofar;             // the work that another stream is to wait for
 };

@@ -4,8 +4,8 @@ a claim's comparisons (statistic.py). Nobody marks anything by eye.
     a scale      the claim's comparisons at one width: all must agree, one that disagrees is enough,
                  each tested with Holm's correction over the claim's comparisons of this scale
     no verdict   while the best rate of an arm is the first or last tried; while "always" or
-                 "never", or seeds alike of an arm that diverged, has fewer than 8 seeds; while
-                 seeds are missing
+                 "never", or seeds alike where a run that was read diverged, has fewer than 8
+                 seeds; while seeds are missing
     a claim      needs two scales, one of width 64 or more and one of 128 or more: what both say,
                  "agrees here, not there" where they contradict each other. Mathematics, and the
                  time of a step, need one
@@ -342,7 +342,8 @@ def reasons(claim, outcome):
                      f"{' and '.join(map(str, widths))}")
     for scale in outcome.scales:
         found += [f"{name} lacks seeds {list_of(seeds)}" for name, seeds in scale.missing.items()]
-        found += [f"{name} was run without {what}: `python3 dev/repro/repro.py --fresh {name}`"
+        found += [f"{name} was run without {what}: `python3 dev/repro/repro.py --fresh {name}`, if "
+                  "claims.toml's [keep] has it"
                   for name, what in dict.fromkeys(scale.lacking)]
         ends = {}
         for end, arm in scale.edges:
@@ -660,7 +661,7 @@ def render(table, here, results):
 
 
 def save(chart, path, dpi):
-    """Whole or not at all: half a picture would be newer than its results, and stay."""
+    """Whole or not at all: half a picture would look newer than its results."""
     new = path.with_suffix(".new")
     chart.tight_layout()
     chart.savefig(new, format="png", dpi=dpi, metadata={"Software": None})
@@ -739,7 +740,7 @@ def leads_on_pre(found):
         arm = run["axes"]["mode"], run["axes"]["init"]
         finite = itertools.takewhile(lambda line: line[1] is not None, run["validations"])
         arms.setdefault(arm, {})[run["axes"]["seed"]] = list(finite)
-    base, leads = arms["PRE", "auto"], {}
+    base, leads = arms.get(("PRE", "auto"), {}), {}
     for (mode, init), runs in arms.items():
         seeds = [seed for seed in runs if runs[seed] and base.get(seed)]
         if seeds:
@@ -796,7 +797,8 @@ def write(table, here, pictures=True):
         newer = (found and path.exists()
                  and path.stat().st_mtime >= (here / "results" / f"{name}.json").stat().st_mtime)
         for kind, function in (("picture", draw), ("leads", draw_leads)):
-            if not (pictures and found and kind in table["keep"][name] and not newer):
+            if not (pictures and found and found["runs"] and kind in table["keep"][name]
+                    and not newer):
                 continue
             if kind == "picture" and not all("drawn" in run for run in found["runs"]):
                 print(f"note: {name}.png: expected curves in results/{name}.json, found runs "

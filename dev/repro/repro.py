@@ -59,7 +59,7 @@ CORE = {"fp32": {32: 20e9, 64: 31e9, 128: 43e9, 256: 43e9},          # at 256: n
 BESIDES = 1.5
 # flags left out of the count of operations
 COUNTED_ALIKE = ("make", "mode", "seed", "lr", "mix-ratio", "sdd", "data")
-# results that do not say how their trainers were built: those of these studies in bf16, others fp32
+# Results without "make": these studies were built with bf16, all others with fp32.
 IN_BF16 = ("flagship", "flagship48", "flagship_bf16", "flagship_rates", "flagship_sides", "muon",
            "muon24", "muon24_seeds", "muon_documents", "muon_documents_seeds", "muon_seeds")
 # the figures of probe.json that claims read

@@ -109,7 +109,7 @@ for n in 0 1; do "$span" $small --steps 1 --batch 2 --seed $n --out machine$n/fi
 unlike() {
     ! mpirun -np 2 sh -c 'cd machine$OMPI_COMM_WORLD_RANK && exec "$@" --out ../unlike' sh \
         "$span" $small --batch 2 --init-from first &&
-        grep -q "different files of --init-from" log
+        grep -q "each has read another file" log
 }
 check "processes begin from different weights" unlike
 # Two share the memory that one has.

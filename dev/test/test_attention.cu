@@ -218,7 +218,7 @@ GPU_TEST(cuda_attention_large) {
 }
 
 // A group of heads fits into the L2 cache, and a grid has at most 65,535 groups: all heads are one
-// group if their number, here a prime one, has no divisor that fits.
+// group if no divisor of their number fits.
 GPU_TEST(cuda_attention_grid) {
     Gpu gpu = {};
     gpu.l2_bytes = 48 << 20;

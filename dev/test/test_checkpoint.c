@@ -765,6 +765,16 @@ static void test_renamed(const char *run) {
     expect_latest(run, 1, "its state.json is of step 2: the folder was renamed", __LINE__);
 }
 
+// Weights without a state.json, as an import has them, are no checkpoint.
+static void test_stateless(const char *run) {
+    Checkpoint c;
+    begin_checkpoint(&c, run, 8);
+    checkpoint_add_text(&c, "config.json", "{}\n");
+    checkpoint_commit(&c);
+    close(c.run);
+    expect_latest(run, 1, "state.json: No such file", __LINE__);
+}
+
 // The last piece finds no room, and closing says nothing, as in memory.
 static void text_without_room(void *what) {
     FILE *f = fopen("/dev/full", "w");
@@ -808,6 +818,7 @@ void test_checkpoint(void) {
     test_links(second);
     check_format(second, sizeof second, "%s/renamed", dir);
     test_renamed(second);
+    test_stateless(second);
     check_format(second, sizeof second, "%s/calls", dir);
     test_every_call(second);
     check_format(second, sizeof second, "%s/pruning", dir);

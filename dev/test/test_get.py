@@ -1312,10 +1312,10 @@ def test_offline():
     expect(not waits and time.monotonic() - begin < 20, f"a name that is none: it waits {waits}")
     mine = fresh("offline")
     mine.mkdir()
-    (mine / "tokenizer.bin").write_bytes(b"mine")
+    (mine / "notes.txt").write_bytes(b"mine")
     expect_refusal(run("--vocab", "bytes", "hf://datasets/a/b", "--out", mine),
                    "expected a network")
-    expect(mine.exists() and content(mine) == {"tokenizer.bin": b"mine"},
+    expect(mine.exists() and content(mine) == {"notes.txt": b"mine"},
            "a folder that was there before stays as it was")
     text = fresh("text")
     text.write_text(words(3, 900))

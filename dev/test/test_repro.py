@@ -475,7 +475,8 @@ def test_missing():
                             ("norms by layer, late", "lowest(gradient('PRE'))")):
         claim = CLAIM(["", statement, "> 0"])
         found = report.reasons(claim, report.judge(claim, scale(whole), None))
-        expect(found == [f"s was run without {what}: `python3 dev/repro/repro.py --fresh s`"],
+        expect(found == [f"s was run without {what}: `python3 dev/repro/repro.py --fresh s`, "
+               "if claims.toml's [keep] has it"],
                f"what the results lack is named: {found}")
     failed = small({"PRE": [[2.9] * 3]}, {("PRE", "0.001", seed): COLLAPSED for seed in "123"})
     for run in failed["s"]["runs"]:
@@ -606,8 +607,13 @@ def test_whole():
         with (mock.patch.multiple(repro, HERE=here, read_results=lambda: results),
               mock.patch.object(report, "render", lambda *words: "page")):
             report.write({"keep": {"s": ["picture"]}}, here)
-        expect((here / "RESULTS.md").read_text() == "page" and not (here / "s.png").exists(),
-               "a picture of results without curves")
+            expect((here / "RESULTS.md").read_text() == "page" and not (here / "s.png").exists(),
+                   "a picture of results without curves")
+            results["s"]["runs"] = []
+            (here / "RESULTS.md").unlink()
+            report.write({"keep": {"s": ["picture", "leads"]}}, here)
+            expect((here / "RESULTS.md").read_text() == "page" and not (here / "s.png").exists(),
+                   "a picture of no runs")
 
 
 def test_widened():

@@ -154,8 +154,8 @@ bool comm_agree(Comm *c, uint64_t own) {
 
 void comm_check_weights(Comm *c, uint64_t hash) {
     CHECK(comm_agree(c, hash),
-          "the processes hold different weights: a memory or network fault, or different files "
-          "of --init-from\n  -> " GO_ON);
+          "the processes hold different weights: each has read another file, or a memory or "
+          "network fault\n  -> one file for all to begin with; " GO_ON);
 }
 
 // ---------------------------------------------------------------------------------------- signals

@@ -43,8 +43,8 @@ static void open_data(Run *r) {
         check_vocab(r, &r->data, "training");
     }
     CHECK(r->training || r->has_val,
-          "--eval: expected a folder with val shards, found --data %s\n  -> --val-data PATH",
-          f->data);
+          "--eval: expected validation data, but %s %s\n  -> --val-data PATH", f->data,
+          file_exists(f->data) ? "is not a folder" : "does not exist");
     if (!r->has_val) return;
     loader_open(&r->val, *f->val_data ? f->val_data : f->data, "val", f->seq, 0, 0);
     check_vocab(r, &r->val, "validation");
@@ -295,7 +295,7 @@ static void check_processes(Run *r) {
     CHECK(f->batch >= r->comm.size,
           "--batch %lld for %d processes: expected at least one sequence for each\n"
           "  -> a larger --batch, or fewer processes", f->batch, r->comm.size);
-    // A balance loss is defined over a --micro-batch: all must have this size.
+    // A balance loss is defined over a --micro-batch: each must be whole.
     bool balanced = r->training && f->experts && f->balance_loss > 0;
     CHECK(!balanced || f->micro_batch < 2 || f->batch % (f->micro_batch * r->comm.size) == 0,
           "--balance-loss with --micro-batch %lld: expected a divisor of every process's share\n"

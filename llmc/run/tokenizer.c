@@ -217,7 +217,7 @@ size_t tokenizer_piece(const Tokenizer *t, const char *text, size_t n, size_t at
     for (size_t i = next; llama3 && i > at; i--)  // \s*[\r\n]+
         if (is_newline(text[i - 1])) return i;
     // \s+(?!\S): the last of several spaces belongs to the next word. \s+: a single one is a piece.
-    // A text keeps all its spaces at its end, which is before a number for GPT-2 with digits.
+    // At a text's end all spaces stay together; in GPT-2 with digits, also before a number.
     bool ends = next == n || (!llama3 && t->how.digits &&
                               class_at(t, text, n, next, &length) == CLASS_NUMBER);
     return last > at && !ends ? last : next;
