@@ -110,8 +110,8 @@ static const Entry *end(const Layout &layout) { return layout.end; }
 enum { SCRATCH_ROWS = 512 };
 // Memory that the tables do not count, in MiB; both numbers are estimates. RESERVE_MIB: the code of
 // all kernels (cuBLASLt's too), small lists and statistics. NCCL_MIB: NCCL's buffers, with several
-// processes.
-enum { RESERVE_MIB = 512, NCCL_MIB = 512 };
+// processes; users report 1.6 GB (issue 864 of github.com/NVIDIA/nccl).
+enum { RESERVE_MIB = 512, NCCL_MIB = 1536 };
 
 // Arrays of n in a batch. GROUPS are four (token_groups), BEGINS and ENDS the borders of documents.
 enum { BATCH_INPUTS, BATCH_TARGETS, BATCH_GROUPS, BATCH_BEGINS = 6, BATCH_ENDS, BATCH_ARRAYS };
@@ -525,7 +525,7 @@ static void run_graph(Gpt *g, cudaGraphExec_t *graph, void (*work)(Gpt *)) {
     bool full = g->now.n == g->max.n && g->now.T == g->max.T;
     bool plain = !g->preparing && !g->measuring && !g->reducing;
     if (!g->setup.graph || !g->setup.training || !full || !plain) return work(g);
-    // The first time, the work is recorded instead of run. Its arguments are those of every later
+    // The first time, the work is recorded, with plans that exist. Its arguments are those of every later
     // micro-batch: arenas and sizes stay, and the batch is always at the same address.
     if (!*graph) {
         cudaGraph_t recorded;
@@ -938,7 +938,7 @@ static void choose_kernels(Gpt *g) {
 // Process 0 goes first and compares the two kinds of kernels; the others wait for its plans. Each
 // process runs forward and backward on a batch of zeros, twice if a step has several micro-batches:
 // the second backward ADDs to the gradients that the first SETs, with other plans. This loads the
-// kernels, and with --tune times the algorithms of every product that has no plan, on the product's
+// kernels of both, and with --tune times the algorithms of every product that has no plan, on the product's
 // own arrays. Weights and moments stay as they are.
 static void gpt_prepare(Gpt *g, const char *plans, const char *path) {
     if (!g->setup.training) return;
@@ -956,6 +956,7 @@ static void gpt_prepare(Gpt *g, const char *plans, const char *path) {
     for (int k = 0; k < g->layout.count; k++)             // Muon's products, on its scratch
         if (g->layout.entries[k].muon) muon_iterate(muon_tensor(g, k), &g->gpu);
     g->gpu.plans->tuning = false;
+    g->gpu.plans->prepared = g->gpu.plans->count;
     if (!g->nccl.rank) share_plans(g);
     gpt_loss(g);                                          // drops the dry step's losses
     g->preparing = false;

@@ -112,7 +112,7 @@ struct Plans {
     bool tf32, tuning;
     uint8_t kinds[LAYERS_OF_TWO_KINDS];
     char origin[512];          // the library, the GPU and the precision that plans are for
-    int count;
+    int count, prepared;       // prepared: the first ones, of training: graphs need them
     Plan plans[PLANS_MAX];
 };
 
@@ -186,13 +186,13 @@ static inline Plans *plans_create(bool tf32) {
     return p;
 }
 
-// Removes all plans, or only those with the library's first guess, which the next use makes again.
+// Removes all plans, or those that were neither timed nor prepared: the next use makes them again.
 // Work that is already in the stream does not need them.
 static inline void plans_forget(Plans *plans, bool all) {
     int kept = 0;
     for (int i = 0; i < plans->count; i++) {
         Plan *p = &plans->plans[i];
-        if (p->keep && !all) {
+        if ((p->keep || i < plans->prepared) && !all) {
             plans->plans[kept++] = *p;
             continue;
         }
@@ -242,7 +242,7 @@ static inline Plan *plan_find(Plans *plans, const PlanKey *key) {
     return nullptr;
 }
 
-// A new plan that has no algorithm yet. A full table first forgets plans that were not timed: each
+// A new plan that has no algorithm yet. A full table first forgets what it may: each
 // length of a prompt or a text is a product of its own.
 static inline Plan *plan_make(Plans *plans, PlanKey key) {
     cudaDataType type = sizeof(real) == sizeof(float) ? CUDA_R_32F : CUDA_R_16BF;

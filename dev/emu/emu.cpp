@@ -409,7 +409,7 @@ static void lanes_end(void) {
 static const int at_fork = pthread_atfork(NULL, NULL, lanes_end);
 
 // Registers of a thread, of the 65,536 that a block may have: at most 256, a multiple of 8. So many
-// has a kernel that __launch_bounds__ leaves no room for a second block.
+// has a kernel with __launch_bounds__(threads, 1) and setmaxnreg.
 static int registers_at_launch(void) {
     int threads = (int)(emu.size.x * emu.size.y * emu.size.z);
     return threads < 256 ? 256 : 65536 / threads / 8 * 8;
@@ -961,7 +961,8 @@ void emu_registers(int count, bool take, const char *file, int line) {
 }
 
 // ------------------------------------------------------------------ streams and events
-// Work is recorded and runs at a synchronization: then any operation whose predecessors are done
+// Work is recorded and runs at a synchronization, never earlier, so that a host that changes pinned
+// memory too soon goes unseen. Then any operation whose predecessors are done
 // may be the next. Predecessors are the operation before it in its stream, an awaited event, and
 // the rules of the legacy default stream (CUDA programming guide, "Default Stream"). If all that
 // may run wait for other processes, a synchronization waits too, and a query returns.

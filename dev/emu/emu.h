@@ -15,7 +15,8 @@
 //     relies on luck
 //   - shuffles and votes order no memory: only __syncwarp, __syncthreads, __threadfence and kernel
 //     boundaries do, which matters under ThreadSanitizer
-// Not modelled: time, occupancy, coalescing, fast-math rounding, tensor cores. Functions that are
+// Not modelled: time, occupancy, coalescing, approximate functions, launch bounds, lazy loading.
+// Functions that are
 // PTX instructions in the core have C++ bodies in ptx.h; those of compute capability 9.0 in sm90.h,
 // which llmc/sm90.cuh includes.
 #pragma once

@@ -72,8 +72,9 @@ static void refuse_pairs(const FlagSet *set, const Mode *mode) {
         // Kernels index rows of a micro-batch with 32 bits.
         {tokens * (E ? K : 1) > INT32_MAX, micro ? FLAG_micro_batch : FLAG_batch, FLAG_seq,
          "a --micro-batch of less than 2^31 tokens, each counted once per expert"},
+        // So are loads, one for each sequence and expert.
         {(tokens / f->seq + 1) * E > INT32_MAX, micro ? FLAG_micro_batch : FLAG_batch, FLAG_experts,
-         "a smaller --micro-batch: sequences times experts stay below 2^31"},
+         "a smaller --micro-batch"},
         // With --steps alone this is a short trial, and only noted (run_refuse).
         {f->schedule_steps && f->schedule_steps < f->warmup, FLAG_schedule_steps, FLAG_warmup,
          "a longer schedule or a shorter warmup"},
