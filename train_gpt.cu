@@ -525,8 +525,8 @@ static void run_graph(Gpt *g, cudaGraphExec_t *graph, void (*work)(Gpt *)) {
     bool full = g->now.n == g->max.n && g->now.T == g->max.T;
     bool plain = !g->preparing && !g->measuring && !g->reducing;
     if (!g->setup.graph || !g->setup.training || !full || !plain) return work(g);
-    // The first time, the work is recorded, with plans that exist. Its arguments are those of every later
-    // micro-batch: arenas and sizes stay, and the batch is always at the same address.
+    // The first time, the work is recorded, with plans that exist. Its arguments are
+    // those of every later micro-batch: arenas and sizes stay, and so does the batch's address.
     if (!*graph) {
         cudaGraph_t recorded;
         cudaCheck(cudaStreamBeginCapture(g->gpu.stream, cudaStreamCaptureModeThreadLocal));
@@ -938,8 +938,8 @@ static void choose_kernels(Gpt *g) {
 // Process 0 goes first and compares the two kinds of kernels; the others wait for its plans. Each
 // process runs forward and backward on a batch of zeros, twice if a step has several micro-batches:
 // the second backward ADDs to the gradients that the first SETs, with other plans. This loads the
-// kernels of both, and with --tune times the algorithms of every product that has no plan, on the product's
-// own arrays. Weights and moments stay as they are.
+// kernels of both, and with --tune times the algorithms of every product that has no plan, on the
+// product's own arrays. Weights and moments stay as they are.
 static void gpt_prepare(Gpt *g, const char *plans, const char *path) {
     if (!g->setup.training) return;
     if (plans) plans_read(g->gpu.plans, plans, path);

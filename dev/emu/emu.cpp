@@ -962,10 +962,10 @@ void emu_registers(int count, bool take, const char *file, int line) {
 
 // ------------------------------------------------------------------ streams and events
 // Work is recorded and runs at a synchronization, never earlier, so that a host that changes pinned
-// memory too soon goes unseen. Then any operation whose predecessors are done
-// may be the next. Predecessors are the operation before it in its stream, an awaited event, and
-// the rules of the legacy default stream (CUDA programming guide, "Default Stream"). If all that
-// may run wait for other processes, a synchronization waits too, and a query returns.
+// memory too soon goes unseen. Then any operation whose predecessors are done may be the next.
+// Predecessors are the operation before it in its stream, an awaited event, and the rules of the
+// legacy default stream (CUDA programming guide, "Default Stream"). If all that may run wait for
+// other processes, a synchronization waits too, and a query returns.
 static CUstream_st *stream_of(cudaStream_t s) {
     return s && s != cudaStreamLegacy ? s : &default_stream;
 }

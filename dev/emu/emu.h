@@ -16,9 +16,8 @@
 //   - shuffles and votes order no memory: only __syncwarp, __syncthreads, __threadfence and kernel
 //     boundaries do, which matters under ThreadSanitizer
 // Not modelled: time, occupancy, coalescing, approximate functions, launch bounds, lazy loading.
-// Functions that are
-// PTX instructions in the core have C++ bodies in ptx.h; those of compute capability 9.0 in sm90.h,
-// which llmc/sm90.cuh includes.
+// Functions that are PTX instructions in the core have C++ bodies in ptx.h; those of compute
+// capability 9.0 in sm90.h, which llmc/sm90.cuh includes.
 #pragma once
 #include <functional>
 #include <math.h>
