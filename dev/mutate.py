@@ -6,9 +6,9 @@ a time, and expects the test named beside it to fail.
     python3 dev/mutate.py --stale [WORD...]  only whether the text of each is still in the code
 
 It works in a copy of the tree (build/mutate); a mutant takes about 20 seconds of one core. Tests
-named cuda_*, gpus and lost run in the emulator, in both precisions, ladder_* (of dev/kernels) as
-run.sh there says; ptx needs nvcc (dev/ptx). A mutant whose test still passes has SURVIVED: the test
-does not see this mistake, or the mutant changes no behavior.
+named cuda_*, gpus and lost run in the emulator, in both precisions; ladder_* by dev/kernels/run.sh;
+ptx needs nvcc (dev/ptx). A mutant whose test still passes has SURVIVED: the test does not see this
+mistake, or the mutant changes no behavior.
 """
 import argparse
 import collections
@@ -150,13 +150,15 @@ def fails(command):
     work = subprocess.Popen(["timeout", str(SECONDS), "sh", "-c", command], cwd=TREE, text=True,
                             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                             stderr=subprocess.STDOUT, errors="replace")
-    for line in work.stdout:
-        if "FAILED" in line:
-            work.terminate()
-            work.stdout.close()
-            work.wait()
-            return True
-    return work.wait() != 0
+    try:
+        for line in work.stdout:
+            if "FAILED" in line:
+                return True
+        return work.wait() != 0
+    finally:
+        work.terminate()
+        work.stdout.close()
+        work.wait()
 
 
 def outcome(mutant, goals, command):
@@ -186,6 +188,9 @@ def main():
     mutants = [mutant for name in ("mutants", "mutants_cuda")
                for mutant in read_mutants(tree / "dev" / name)
                if not options.words or any(word in " ".join(mutant[:3]) for word in options.words)]
+    if not mutants:
+        sys.exit(f"error: no mutant has one of the words {' '.join(options.words)}\n"
+                 "  -> dev/mutants and dev/mutants_cuda have them all")
     tests = {test: arrange(tree, test) for test in dict.fromkeys(m.test for m in mutants)}
     for test, found in tests.items():
         if found and not options.stale and (built(found[0]) is not None or fails(found[1])):

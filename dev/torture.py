@@ -7,7 +7,7 @@ experts with a selection bias} x {AdamW, Muon} x {1, 4 processes (mpirun)}. Each
 that nobody disturbs, then runs that are killed, by turns
   at a moment   SIGKILL, to the process, one of four, or mpirun
   at a call     before one of the calls that change something on the disk (dev/test/shim.c); half of
-                them as a power cut, which loses everything that was not synced to the disk
+                them as a power cut: what was not synced in a file is lost
 and begun again with --resume auto, often killed again, until the end. There everything must be as
 if nothing had happened: weight hash, the last checkpoint bit for bit, each line of the log once. A
 third of the runs goes on with another number of processes; then losses agree to 1e-5.
@@ -22,6 +22,7 @@ TRAIN, SHIM = ROOT + "/build/cpu-span-fp32/train_gpt", ROOT + "/build/shim.so"
 # on a disk the runs take four times as long
 DIR = tempfile.mkdtemp(prefix="norm-torture.",
                        dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
+atexit.register(shutil.rmtree, DIR, ignore_errors=True)
 STEPS, LIMIT = 90, 60  # LIMIT: seconds within which a run must end, and a killed one be gone
 # A narrow limit, so that some steps of every run are skipped as spikes. Experts without the loss
 # that is a micro-batch's, which is another one on other processes.
@@ -218,7 +219,6 @@ def torture(dice, configuration, whole, out, most, first_at_call):
 
 
 def main(kills=100, seed=1):
-    atexit.register(shutil.rmtree, DIR, ignore_errors=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     shutil.rmtree(ROOT + "/build/test/torture", ignore_errors=True)
     # A text that no edit changes: another one might have no spikes.

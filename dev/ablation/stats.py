@@ -17,7 +17,7 @@ from ablation.study import COLLAPSED, DIVERGED, FINISHED
 Interval = collections.namedtuple("Interval", "mean low high n sd")
 
 MOST_PAIRS = 1000                            # more are not proposed
-NO_FINAL_NORM = ("SPAN", "POST", "DEEPNORM", "KEEL")     # llmc/modes.h: fin is 0
+NO_FINAL_NORM = ("SPAN", "POST", "DEEPNORM", "KEEL")     # llmc/modes.h: fin is 0, not unit
 # llmc/modes.h: sdd, or a norm in an out slot: its gain scales the whole branch
 BRANCH_GAINS = ("SDD", "SDD_PRE", "PERI", "SANDWICH", "OLMO2")
 # llmc/init.h: output projections start smaller with depth
@@ -57,7 +57,7 @@ def seeds_needed(found, power=0.8, alpha=0.05):
     mean, sd = abs(np.mean(found)), np.std(found, ddof=1)
     if mean == 0:
         return None
-    # 2 pairs do from 16 on; nct fails for very large ones
+    # from an effect of 16 on 2 pairs do; nct fails for huge ones
     effect = mean / sd if mean < 100 * sd else 100.0
     def power_of(n):
         return stats.nct.sf(stats.t.ppf(1 - alpha / 2, n - 1), n - 1, effect * np.sqrt(n))

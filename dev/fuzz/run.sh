@@ -3,7 +3,7 @@
 #
 #   sh dev/fuzz/run.sh [SECONDS [TARGET...]]
 #
-# SECONDS for each target (dev/fuzz/TARGET.c); without arguments a minute for all together. Inputs
+# SECONDS: for each target (dev/fuzz/TARGET.c); without arguments a minute in all. Inputs
 # are mutations of dev/fuzz/seeds/TARGET and of build/fuzz/corpus/TARGET, which earlier runs filled.
 # A finding is a crash, a report of a sanitizer, a false must(), a hang of ten seconds, a block
 # above 8 MiB for an input of at most 4 KiB, or a gigabyte in all. It is shown, and kept in
@@ -11,6 +11,9 @@
 set -u
 all=$(cd dev/fuzz && ls -- *.c | sed 's/\.c$//')
 seconds=${1:-$((60 / $(echo "$all" | wc -l)))}
+case $seconds in
+    *[!0-9]* | 0) echo "error: expected SECONDS above 0, found $seconds" >&2; exit 2 ;;
+esac
 [ $# -gt 0 ] && shift
 [ $# -gt 0 ] || set -- $all
 passed=0 failed=0

@@ -97,7 +97,7 @@ def build_interpreter():
              "-Wall", "-Wextra", "-Wno-free-nonheap-object", "-isystem", cuda + "/include",
              "-isystem", cublas, *sources, "-o", f"{OUT}/vm.so"])
     sources = files("llmc/run/*.c", "data/stories.c")
-    if not is_fresh(f"{OUT}/services.so", sources + files("llmc/*.h", "llmc/run/*.h")):
+    if not is_fresh(f"{OUT}/services.so", sources + files("llmc/*.h", "llmc/run/*.h", "data/*.h")):
         run(["gcc", "-std=c17", "-D_DEFAULT_SOURCE", "-D_XOPEN_SOURCE=700", "-O1", "-fPIC", "-w",
              "-shared", "-pthread", *sources, "-o", f"{OUT}/services.so", "-lm"])
 

@@ -278,6 +278,9 @@ def main():
         if not o.words or any(word in part for word in o.words):
             total += mutate_kernel(gpu, part, check, o)
     seen, bad, equal = total
+    if not total.any():
+        sys.exit(f"error: no edit {o.edit} of a kernel {' '.join(o.words)}
+  -> --verbose lists all")
     print(f"{seen} mutants seen, {equal} that change nothing, {bad} not seen, in "
           f"{time.time() - begun:.0f} s")
     print(f"{seen} passed, {bad} failed")

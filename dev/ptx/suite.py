@@ -21,7 +21,7 @@ from gpu import Interpreter
 from ptx import Module
 
 # cuda_gpu starts its own program again with other settings of the emulator; here that is Python.
-# other_modes_muon runs the kernels of other_modes and of cuda_muon_modes, for another hour.
+# other_modes_muon runs no kernel that other_modes and cuda_muon_modes do not, and takes an hour.
 SKIPPED = ("cuda_gpu", "other_modes_muon")
 
 
@@ -87,6 +87,9 @@ def main():
     # Two files may have tests of one name: they run together.
     names = [n for n in dict.fromkeys(names.stdout.split()) if n not in SKIPPED and
              (not o.words or any(w in n for w in o.words))]
+    if not names:
+        sys.exit(f"error: no test has one of the words {' '.join(o.words)}
+  -> --list")
     passed, failed = run_tests(base, names, o.limit)
     print(f"{passed} passed, {failed} failed")
     return failed > 0

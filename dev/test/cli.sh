@@ -96,6 +96,7 @@ check "recipe: a tensor is one row"   sh -c "./train_gpt --show | grep -q lm_hea
 check "recipe: the tensor is kept"    grep -q lm_head.bias $file
 check "recipe: the tensor is used"    [ "$(grep -cF "$used" train_gpt.c)" = 2 ]
 modes="./train_gpt --show modes | cut -c15- | sed 's/, .source.*//; s/, .init[^,]*//'"
+check "--show modes has many rows"    sh -c "[ \$(./train_gpt --show modes | wc -l) -gt 20 ]"
 check "--show modes tells rows apart" sh -c "test -z \"\$($modes | sort | uniq -d)\""
 check "recipe: the tests build"       $quick -j2 build/test_gpt
 check "recipe: gradients are tested"  \

@@ -2,8 +2,8 @@
 # Hostile inputs and surroundings, with the real programs and a tiny model: damaged files of every
 # kind, full disks, strange paths and flags, files that change underneath, two processes at once.
 # A refusal says what was expected and what to do, is never a signal, and changes no file; an
-# accepted input computes the same as without the damage. Called by make test-all, from the root of
-# the repository.
+# accepted input computes the same as without the damage. Called by make test, from the root of the
+# repository.
 set -u
 root=$(pwd)
 train=$root/build/cpu-span-fp32/train_gpt shard=$root/build/shard

@@ -4,6 +4,7 @@ set -u
 root=$(pwd) script=$(basename "$0" .sh)
 emu=$root/build/emu log=$root/build/$script.log
 passed=0 failed=0
+trap 'trap - TERM; kill 0' INT TERM        # background jobs ignore Ctrl-C
 export OMP_WAIT_POLICY=passive EMU_MEMORY=$((2 << 30)) EMU_DEVICES=4 MASTER_ADDR=127.0.0.1
 
 check() {
@@ -14,7 +15,7 @@ check() {
 }
 
 # start N command...: as torchrun does; leaves process r's number in process_r, and what it says in
-# said.r. Every run has a port of its own: the last one's may still be on its way out.
+# said.r. Every run has a port of its own: the last run's may not be free yet.
 port=$((20000 + $$ % 20000))
 start() {
     count=$1; shift

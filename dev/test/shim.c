@@ -4,8 +4,7 @@
 // environment:
 //   count 0   nothing fails; at its end the program says on stderr how many calls there were
 //   kill N    the process gets SIGKILL before call N
-//   power N   the same, and what no fsync wrote to the disk is lost: files end where they ended
-//             at their last fsync
+//   power N   the same, and files end where their last fsync left them; names stay
 //   error N   call N fails with EIO, which to fsync is a disk that is failing
 //   sync N    the N-th fsync does
 //   full N    there is room for N bytes

@@ -353,8 +353,8 @@ int main(int argc, char **argv) {
         else if (!strcmp(argv[i], "--mode")) mode = argv[++i];
         else flags[count++] = argv[i];
     }
-    bool all = count == 1;
-    for (int k = 0; all && k < 6; k++) flags[count++] = DEFAULTS[k];
+    bool all = argc == 1, given = count > 1;
+    for (int k = 0; !given && k < 6; k++) flags[count++] = DEFAULTS[k];
     run_make(&r, mode, count, flags);
     if (serving) serve(&r);
     else {
