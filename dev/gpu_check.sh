@@ -4,7 +4,8 @@
 #   sh dev/gpu_check.sh [STAGE...]      without STAGE: those of STAGES, by default all in this order
 #   sh dev/gpu_check.sh help            this text
 #
-#   first       is it right? the bf16 tests of attention, linear, norm and moe
+#   first       is it right? the bf16 tests of attention, linear, norm and moe; kernels by wgmma
+#               against those by mma.sync
 #   train124    how fast? GPT-2 124M in turns: ms a step, tokens a second, percent of the peak;
 #               SPAN's time over PRE's; PRE by mma.sync, under Muon, and with documents apart
 #   kernels     which layer is slow? every layer beside its floor and its estimate, at the shapes of
@@ -24,14 +25,15 @@
 #   report      report.md and report.json from all results, of one call or of several
 #   build       only by its name: the programs of STAGES, without a GPU too
 #
-# Each stage has a file of its own in OUT, and needs no other; results.tar.gz there has all files in
-# one, after each stage. A stage, or a part of one, whose tool is missing says so and continues.
-# Each test runs in a process of its own. In the environment:
+# Each stage writes a file of its own to OUT; results.tar.gz there holds all, after each;
+# before-*.tar.gz are those of earlier calls. A stage, or a part of one, whose tool is missing says
+# so and continues. Each test runs in a process of its own. In the environment:
 #   OUT             the folder of results (build/gpu_check)
 #   STAGES          the stages
 #   MODES           placements that train (pre span)
-#   ROUNDS          of the stages that take turns, as far as time allows (3)
-#   MINUTES         of the whole call; a stage that has less than 30 seconds left does not begin
+#   KERNELS         --kernels of the trainers (auto): mma, where a kernel by wgmma hangs
+#   ROUNDS          of stages that take turns, if there is time (3)
+#   MINUTES         for the whole call; no stage begins with less than 30 seconds left
 #   LIMIT           seconds of a stage (540)
 #   BINARIES        a folder: `build` puts its programs there, for any x86-64 since 2015; other
 #                   stages take them from there and build nothing
@@ -57,10 +59,15 @@ export OMP_WAIT_POLICY=passive OUT LIMIT TEST_SECONDS STARTUP PYTHON BINARIES GP
 
 stage_report() { ! have "$PYTHON" || "$PYTHON" dev/bench/gpu/report.py "$OUT"; }
 
-# The machine, for the report. At every stage anew: each may run on another machine.
+# The machine, for the report. At every stage anew: each may run on another machine. 2000 MiB are
+# more than an idle GPU takes.
 machine() {
     nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.max.sm,power.limit \
         --format=csv,noheader 2> /dev/null | head -n 1 || true
+    used=$(nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits 2> /dev/null |
+        head -n 1)
+    [ "${used:-0}" -gt 2000 ] 2> /dev/null &&
+        echo "The GPU was not idle: $used MiB of its memory were taken."
     git describe --always --dirty --exclude '*' 2> /dev/null || echo unknown
     date -u +%Y-%m-%dT%H:%M:%SZ
 }
@@ -68,7 +75,7 @@ machine() {
 # Runs in a process of its own, which ends with the stage's time.
 inside() {
     deadline=$(($(date +%s) + LIMIT))
-    case $TIMED in *" $1 "*) watch_clocks ;; esac
+    case $TIMED in *" $1 "*) watch_clocks "$1" ;; esac
     [ "$1" = build ] || need $(programs_of "$1")
     "stage_$1"
 }
@@ -82,10 +89,14 @@ one_stage() {
         [ $left -ge "$LIMIT" ] || limit=$left
     fi
     say "$1"
-    case $1 in build | report) ;; *) machine > "$OUT/machine.txt" ;; esac
-    LIMIT=$limit timeout "$limit" sh dev/gpu_check.sh --inside "$1"
+    case $1 in
+        build | report) ;;
+        *)  machine > "$OUT/machine.txt"
+            ! busy=$(grep '^The GPU was' "$OUT/machine.txt") || say "$busy" ;;
+    esac
+    within -k 10 "$limit" env LIMIT="$limit" sh dev/gpu_check.sh --inside "$1"
     status=$?
-    (cd "$OUT" && find . -type f ! -name results.tar.gz | sort | tar -czf results.tar.gz -T -)
+    (cd "$OUT" && find . -type f ! -name '*.tar.gz' | sort | tar -czf results.tar.gz -T -)
     [ $status = 0 ] && return
     say "$1: FAILED with status $status$([ $status = 124 ] && echo " after $limit seconds")"
     return 1
@@ -105,7 +116,15 @@ for stage in "$@" $STAGES; do
     esac
 done
 mkdir -p "$OUT" build
+# Whatever a call starts holds its lock. One that is being ended has ten seconds.
+exec 9> build/gpu_check.lock
+if command -v flock > /dev/null && ! flock -w 10 9; then
+    printf '%s\n' "error: expected no other call of dev/gpu_check.sh, found one that runs" \
+        "  -> wait for it, or end it; if there is none: rm build/gpu_check.lock"
+    exit 2
+fi
 passed=0 failed=0 started=$(date +%s)
+[ ! -e "$OUT/results.tar.gz" ] || mv "$OUT/results.tar.gz" "$OUT/before-$started.tar.gz"
 for stage; do
     if one_stage "$stage"; then passed=$((passed + 1)); else failed=$((failed + 1)); fi
 done

@@ -15,7 +15,7 @@ LT := $(LT:/cublasLt.h=)
 LT_NAMES  := $(addprefix $(LT)/../lib64/,libcublasLt.so libcublasLt.so.*) \
              $(addprefix $(LT)/../lib/,libcublasLt.so libcublasLt.so.*)
 LT_FILE   := $(firstword $(wildcard $(LT_NAMES)))
-LT_FOLDER := $(abspath $(dir $(LT_FILE)))
+LT_FOLDER := $(realpath $(dir $(LT_FILE)))
 LINK_LT   := $(if $(LT_FILE),-L$(LT_FOLDER) -Xlinker -rpath=$(LT_FOLDER)) \
              $(if $(filter-out %.so,$(LT_FILE)),-l:$(notdir $(LT_FILE)),-lcublasLt)
 
@@ -51,8 +51,8 @@ build/cuda-bench/libtimeline.so: dev/bench/gpu/cupti.cpp
 		$< -o $@
 
 # The tests that dev/test/emu.mk builds for the emulator: every layer and mode against the judge.
-# layers-*: those of four layers alone, which build in a minute.
-FIRST_TESTS := attention linear norm moe
+# layers-*: those of four layers and of both kinds of their kernels, which build in a minute.
+FIRST_TESTS := attention linear norm moe kinds
 test_gpt_cuda: build/cuda-test/test_gpt-fp32 build/cuda-test/test_gpt-bf16
 define NVCC_TESTS
 build/cuda-test/model-$(1).o: train_gpt.cu build/nvcc

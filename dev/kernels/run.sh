@@ -1,6 +1,6 @@
 #!/bin/sh
-# Builds and runs the ladders: on the GPU where nvidia-smi lists one, with times; otherwise in the
-# emulator (dev/emu). norm, classifier and attention have both precisions. product and
+# Builds and runs the ladders: on the GPU, with times; without nvcc or a GPU, or with DEVICE=cpu, in
+# the emulator (dev/emu). norm, classifier and attention have both precisions. product and
 # attention_sm90 are bf16 for compute capability 9.0 alone; the emulator runs them in three orders
 # of threads.
 #
@@ -12,7 +12,8 @@ out=build/kernels on=emulator passed=0 failed=0
 warnings='-Wall -Wextra -Werror -Wno-unknown-pragmas -Wno-psabi'
 mkdir -p $out
 capability=9.0 arch=native
-if nvidia-smi -L 2> /dev/null | grep -q '^GPU'; then
+if [ "${DEVICE:-}" != cpu ] && command -v "$NVCC" > /dev/null &&
+    nvidia-smi -L 2> /dev/null | grep -q '^GPU'; then
     on=gpu capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1)
     [ "$capability" = 9.0 ] && arch=sm_90a
 elif [ ! -f "$CUDA/include/cuda_runtime.h" ]; then

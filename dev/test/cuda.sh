@@ -186,3 +186,4 @@ check "a GPU's flag on the CPU"                refused "needs DEVICE=cuda, found
     "$cpu" --graph on --steps 1 --out none
 cd "$root" && rm -rf build/test/cuda
 echo "$passed passed, $failed failed"
+[ "$failed" = 0 ]

@@ -25,8 +25,8 @@ CUptiResult cuptiGetResultString(CUptiResult, const char **) { return CUPTI_SUCC
 CUptiResult cuptiActivityGetNextRecord(uint8_t *buffer, size_t valid, CUpti_Activity **record) {
     uint8_t *next = buffer;
     if (*record) {
-        size_t size = sizeof(CUpti_ActivityKernel10);
-        if ((*record)->kind == CUPTI_ACTIVITY_KIND_MEMCPY) size = sizeof(CUpti_ActivityMemcpy6);
+        size_t size = sizeof(CUpti_ActivityKernel9);
+        if ((*record)->kind == CUPTI_ACTIVITY_KIND_MEMCPY) size = sizeof(CUpti_ActivityMemcpy5);
         if ((*record)->kind == CUPTI_ACTIVITY_KIND_MEMSET) size = sizeof(CUpti_ActivityMemset4);
         next = (uint8_t *)*record + size;
     }
@@ -50,14 +50,14 @@ static uint8_t *record(uint8_t *at, CUpti_ActivityKind kind, uint64_t start, uin
 static void one_buffer(uint64_t end) {
     uint8_t *buffer;
     size_t size, records;
-    CUpti_ActivityKernel10 norm = {}, update = {};
+    CUpti_ActivityKernel9 norm = {}, update = {};
     norm.name = "_Z11norm_kernelPf";
     update.name = "_Z12adamw_kernelPf";
     request(&buffer, &size, &records);
     uint8_t *at = buffer;
     at = record(at, CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, end - 20000, end, update);
     at = record(at, CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, end - 60000, end - 20000, norm);
-    at = record(at, CUPTI_ACTIVITY_KIND_MEMCPY, end - 80000, end - 60000, CUpti_ActivityMemcpy6{});
+    at = record(at, CUPTI_ACTIVITY_KIND_MEMCPY, end - 80000, end - 60000, CUpti_ActivityMemcpy5{});
     at = record(at, CUPTI_ACTIVITY_KIND_MEMSET, end - 90000, end - 80000, CUpti_ActivityMemset4{});
     complete(nullptr, 0, buffer, size, (size_t)(at - buffer));
 }

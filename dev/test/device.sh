@@ -3,7 +3,7 @@
 # are stand-ins here, so the test needs neither a GPU nor CUDA's headers. Called by
 # dev/test/run.sh.
 set -u
-root=$(pwd)
+root=$(pwd -P)
 tree=$root/build/test/device
 log=$root/build/device.log
 passed=0 failed=0
@@ -16,7 +16,7 @@ mkdir -p "$tree/bin" "$tree/toolkit/bin" "$tree/cublas" "$tree/src/dev"
 (IFS=:; for folder in $PATH; do ln -s "$folder"/* "$tree/bin/" 2> /dev/null; done)
 rm -f "$tree/bin/nvcc" "$tree/bin/nvidia-smi"
 for file in Makefile llmc data train_gpt.c train_gpt.cu test_gpt.c test_gpt.cu dev/device.sh \
-            dev/cuda_headers.sh dev/nvcc.mk dev/emu dev/test; do
+            dev/cuda_headers.sh dev/nvcc.mk dev/emu dev/kernels dev/test; do
     cp -R "$file" "$tree/src/$file" 2> /dev/null
 done
 touch "$tree/src/train_gpt.cu" "$tree/src/test_gpt.cu"
@@ -169,6 +169,12 @@ words="-L$wheel/lib -Xlinker -rpath=$wheel/lib *-l:libcublasLt.so.13\$"
 check "a Python package's"    links CUBLAS="$wheel/include"
 words="-L$toolkit/lib64 -Xlinker -rpath=$toolkit/lib64 *-lcublasLt\$"
 check "a toolkit's"           links CUBLAS="$toolkit/include"
+target=$tree/linked/targets/x86_64-linux
+mkdir -p "$target/include" "$target/lib"
+ln -s targets/x86_64-linux/include "$tree/linked/include"
+touch "$target/include/cublasLt.h" "$target/lib/libcublasLt.so"
+words="-L$target/lib -Xlinker -rpath=$target/lib *-lcublasLt\$"
+check "a toolkit of links"    links CUBLAS="$tree/linked/include"
 
 # ---- what nvcc is told, when it is called again, and who asks for the GPU
 build() { : > calls; make train_gpt CUBLAS="$tree/cublas" CFLAGS=-O0 "$@"; }
@@ -220,6 +226,17 @@ no_gpu="no GPU to build for ($no_smi): expected ARCH="
 check "no GPU to test on"     sh -c "! make test_gpt_cuda $kit > said 2>&1"
 check "says so"               grep -F "$no_gpu" said
 check "but to build for"      make -n test_gpt_cuda ARCH=80 CUBLAS="$tree/cublas"
+
+# ---- the ladders of dev/kernels, beside a GPU. Without CUDA's headers the emulator skips them.
+printf '#!/bin/sh\necho "GPU 0: NVIDIA H200"\n' > "$tree/bin/nvidia-smi"
+chmod +x "$tree/bin/nvidia-smi"
+ladders() {
+    env CUDA="$tree/toolkit" "$@" sh dev/kernels/run.sh norm | grep "^skipped: the ladders"
+}
+check "ladders on the CPU"    ladders DEVICE=cpu
+rm "$tree/bin/nvcc"
+check "ladders without nvcc"  ladders
+rm "$tree/bin/nvidia-smi"
 
 # ---- services are compiled once: another mode or precision compiles train_gpt.c alone
 cpu() { command make DEVICE=cpu CC=cc CFLAGS=-O0 "$@"; }

@@ -14,7 +14,7 @@ passed=0 failed=0
 . dev/cuda_headers.sh
 toolkit=$CUDA headers=$CUBLAS PYTHON=$(command -v python3)
 unset MAKEFLAGS MFLAGS MAKELEVEL DEVICE ARCH PREC NVCC OUT LIMIT ROUNDS STARTUP GPU BINARIES STAGES
-unset GPU_ARCH MODES MINUTES NCU_KERNELS CUPTI
+unset GPU_ARCH MODES MINUTES NCU_KERNELS CUPTI KERNELS
 check() {
     name=$1; shift
     if "$@" > "$log" 2>&1; then
@@ -32,7 +32,7 @@ for file in Makefile llmc data train_gpt.c train_gpt.cu test_gpt.cu dev; do
     cp -R "$file" "$tree/" || exit 1
 done
 rm -f "$tree"/dev/test/test_*.cu && touch "$tree/cublas/cublasLt.h"
-for layer in attention linear norm moe; do touch "$tree/dev/test/test_$layer.cu"; done
+for layer in attention linear norm moe kinds; do touch "$tree/dev/test/test_$layer.cu"; done
 cd "$tree" || exit 1
 cat > bin/nvcc <<'END'
 #!/bin/sh
@@ -71,10 +71,15 @@ cat > bin/made_train_gpt <<'END'
 } > "$TIMELINE"
 [ -e no_steps ] && { echo "error: no memory"; exit 1; }
 case $0 in *-pre-*) ms=100 ;; *-span-*) ms=102 ;; *) ms=110 ;; esac
+given=" "
 while [ $# -gt 0 ]; do
+    case $1 in --*)
+        case $given in *" $1 "*) echo "error: $1 is given twice"; exit 1 ;; esac
+        given="$given$1 " ;;
+    esac
     case $1 in
         --graph) [ $2 = on ] && ms=95 ;;
-        --kernels) ms=104 ;;
+        --kernels) [ $2 = mma ] && ms=104 ;;
         --optimizer) ms=106 ;;
         --mask-documents) ms=90 ;;
         --out) out=$2 ;;
@@ -108,6 +113,7 @@ for step in 1 2 3 4 5 6 7 8 9; do
     echo "{\"step\": $step, \"loss\": 9, \"ms\": $ms}"
 done > "$out/log.jsonl"
 echo '{"step": 9, "val_loss": 9}' >> "$out/log.jsonl"
+[ -e dies ] && [ $ms = 104 ] && { echo "error: CUDA: an illegal memory access"; exit 1; }
 exec sleep 20
 END
 cat > bin/made_test_gpt <<'END'
@@ -118,6 +124,10 @@ for name; do
         =cuda_norm | =cuda_linear | =cuda_normalize) ;;
         *) echo "$name is no test"; exit 3 ;;
     esac
+    if [ -e exclusive ]; then
+        mkdir on_the_gpu || { echo "error: CUDA: the GPU is busy"; exit 1; }
+        sleep 0.3; rmdir on_the_gpu
+    fi
     if [ -e fault ] && [ $name = =cuda_linear ]; then
         echo "error: CUDA: a kernel launched before failed"; exit 1
     fi
@@ -158,6 +168,8 @@ case $* in
             echo "$(date -u "+%Y/%m/%d %H:%M:%S.%3N"), 1755, 3201, 612.30, 55"; sleep 0.2
         done ;;
     *compute_cap*) echo "9.0, NVIDIA H200" ;;
+    *compute_mode*) [ -e exclusive ] && echo Exclusive_Process || echo Default ;;
+    *memory.used*) [ -e busy ] && echo 30000 || echo 3 ;;
     *driver_version*)
         [ -e other ] && set -- "NVIDIA H100 80GB HBM3" || set -- "NVIDIA H200"
         echo "$1, 580.95.05, 143771 MiB, 1980 MHz, 700.00 W" ;;
@@ -172,7 +184,13 @@ while case $1 in */kernels) false ;; esac; do
     shift
 done
 [ "$2" != attention ] || case $kernel in attention_*) ;; *) exit 1 ;; esac
-[ -e no_counters ] && { echo "==ERROR== no permission" > "$to"; exit 1; }
+[ -e forbidden ] && denied="ERR_NVGPUCTRPERM - The user does not have permission"
+[ -e no_counters ] && denied="no permission"
+if [ "${denied:-}" ]; then
+    "$@"
+    printf '%s\n' "==ERROR== $denied" "==PROF== Disconnected from process 7" > "$to"
+    exit 1
+fi
 metric() { echo "\"0\",\"7\",\"void $kernel<Tiles<64, 64>>(float *)\",\"$1\",\"$2\",\"$3\","; }
 {
     echo "==PROF== Connected to process 7"
@@ -192,6 +210,7 @@ cat > bin/compute-sanitizer <<'END'
 #!/bin/sh
 echo "========= COMPUTE-SANITIZER $*"
 [ -e found ] && { echo "========= ERROR SUMMARY: 2 errors"; exit 9; }
+[ -e killed ] && exit 137
 while case $1 in build/*) false ;; esac; do [ "$1" = --tool ] && tool=$2; shift; done
 case "$tool $*" in
     *" =cuda_norm" | memcheck*test_gpt-bf16" =cuda_linear") ;;
@@ -215,6 +234,7 @@ case \$* in
     *) exec '$PYTHON' "\$@" ;;
 esac
 END
+cp dev/test/cuda.sh dev/test/as_a_user.sh
 cat > dev/test/cuda.sh <<'END'
 [ -e slow_run ] && { echo "FAILED fp32 trains: no"; exec sleep 20; }
 root=$(pwd)
@@ -252,6 +272,7 @@ check "the first stage"          gpu_check first
 check "builds what it needs"     sh -c '[ "$(ls build/cuda-test/*-bf16)" ] &&
     [ ! -e build/cuda-pre-bf16 ] && [ ! -e build/cuda-test/test_gpt-bf16 ]'
 check "and runs it"              says "bf16: 3 of 3 tests passed"
+check "kernels by wgmma, too"    grep -q "test_kinds.cu" build/build_line
 check "tests without nvcc"       sh -c "mkdir hidden && mv bin/nvcc hidden &&
     cp bin/made_test_gpt build/cuda-test/test_gpt-bf16;
     PATH=$tree/bin:/usr/bin:/bin sh dev/gpu_check.sh tests > said 2>&1; status=\$?;
@@ -264,6 +285,11 @@ command -v nvcc | grep -q "^/usr/bin" || {
 check "cuBLASLt of PyTorch"      env -u CUBLAS CUDA="$tree/none" \
     sh -c "STAGES=kernels sh dev/gpu_check.sh build > said 2>&1" &&
     check "is said" says "cublasLt.h of $tree/cublas"
+mkdir include && touch include/cublasLt.h include/cupti.h
+check "beside that of nvcc"      env -u CUBLAS CUDA="$tree/none" \
+    sh -c "STAGES=kernels sh dev/gpu_check.sh build > said 2>&1" &&
+    check "is not needed" sh -c '! grep "cublasLt.h of" said'
+rm -r include
 
 # ---- programs built elsewhere
 rm -rf build
@@ -286,7 +312,9 @@ rm -rf build carried
 check "everything"               gpu_check
 check "is counted"               says "13 passed, 0 failed"
 for file in build.txt first.txt tests.txt runs.txt sanitize.txt kernels.jsonl train124.jsonl \
-    train740.jsonl trainmoe.jsonl graph.jsonl torch.jsonl ncu.csv clocks.csv report.json report.md \
+    train740.jsonl trainmoe.jsonl graph.jsonl torch.jsonl ncu.csv report.json report.md \
+    clocks-train124.csv clocks-kernels.csv clocks-timeline.csv clocks-graph.csv \
+    clocks-train740.csv clocks-trainmoe.csv clocks-torch.csv \
     timeline-events-gpt2-124M.jsonl timeline-events-span-740M.jsonl \
     timeline-cupti-gpt2-124M.jsonl machine.txt results.tar.gz; do
     check "$file" test -s build/gpu_check/$file
@@ -346,6 +374,10 @@ check "the largest surprise" sh -c 'sed -n 3p build/gpu_check/report.md | grep -
 check "comes first"              sh -c 'grep -A 4 "^## Layers by" build/gpu_check/report.md |
     tail -n 1 | grep -qF "| gpt2-124M: attention backward | 2.4030 | 1.2624 | 0.3440 | 12 |"'
 check "then the next" reports "| gpt2-124M: q k v forward | 0.5000 | 0.3568 | 0.3093 | 12"
+check "experts of both kinds"    "$PYTHON" -c '
+import sys; sys.path.insert(0, "dev/bench/gpu"); import timeline
+for kernel in ("grouped_kernel", "grouped_sm90_kernel"):
+    assert timeline.part_of(kernel, 1, 9) == "experts", kernel'
 check "with what others publish" reports "FlashAttention-2 about 180 / 222 causal"
 check "a step's parts"           reports "| LM head | 60.00 | 21.7 | 19.2 |"
 check "with their gaps"          reports "| gaps | 8.00 | 1.5 | 0.0 |"
@@ -413,9 +445,13 @@ touch red && check "a red test"  refused gpu_check tests runs report &&
     check "is named" says "bf16: cuda_norm: failed" && rm red
 check "and counted"              says "fp32: 2 of 3 tests passed"
 check "and reported"             reports "tests, fp32: 2 passed, 1 did not; cuda_norm failed"
+check "the green one is kept" \
+    sh -c 'for call in build/gpu_check/before-*.tar.gz; do tar -xzOf "$call" ./tests.txt; done |
+    grep -q "cuda_norm: passed"'
 check "a red run"                says "FAILED bf16 stops"
 check "is reported, too"         reports "runs of the trainer: 69 passed, 1 failed"
 check "both are counted"         says "1 passed, 2 failed"
+check "the real script's status" refused env GPU="$tree/none" sh dev/test/as_a_user.sh
 touch fault && check "a fault"   refused gpu_check tests kernels report &&
     check "is named" says "bf16: cuda_linear: crashed with status 1" && rm fault
 check "and what it said"         says "fp32: error: CUDA: a kernel launched before failed"
@@ -438,6 +474,15 @@ check "runs, too"                reports "runs of the trainer: not finished, 1 f
 check "and say why"              grep -q "^status 124" build/gpu_check/runs.txt
 touch found && check "a race"    refused gpu_check sanitize report &&
     check "is reported" reports "memcheck bf16 ours: FOUND SOMETHING" && rm found
+touch killed && check "a killed one" gpu_check sanitize report &&
+    check "found nothing" reports "memcheck bf16 ours: clean until time was up" && rm killed
+check "every choice of kernels"  sh -c ". dev/bench/gpu/tests.sh
+    sed -n 's/^GPU_TEST(\(.*\)) {/\1/p' '$root/dev/test/test_kinds.cu' > kinds
+    [ -s kinds ] && ! grep -vE \"\$LAYERS\" kinds"
+touch exclusive && check "one at a time" gpu_check first && rm exclusive
+touch busy && check "a busy GPU" gpu_check first report && rm busy
+check "is said"                  says "The GPU was not idle: 30000 MiB of its memory were taken."
+check "and reported"             reports "**The GPU was not idle: 30000 MiB"
 touch slow && check "too slow"   sh -c "! LIMIT=8 sh dev/gpu_check.sh kernels report > said 2>&1" &&
     check "is said" says "norms ended with status 124" && rm slow
 check "the others went on"       says "1 passed, 1 failed"
@@ -447,6 +492,15 @@ touch no_steps && check "no run" refused gpu_check train740 &&
     check "and why" says "no steps: pre span-740M: error: no memory" && rm no_steps
 check "is not tried again"       sh -c '[ "$(grep -c "no steps" said)" = 6 ] &&
     grep -q "none of them runs" said'
+touch dies && check "one that dies" refused gpu_check train124 && rm dies
+check "is named" \
+    says "ended early: pre,mma.sync gpt2-124M: kernels: attention_forward by wgmma"
+check "with its error"           says "error: CUDA: an illegal memory access"
+check "runs once, the others twice" sh -c '[ "$(wc -l < build/gpu_check/train124.jsonl)" = 9 ] &&
+    [ "$(grep -c "pre,mma.sync" build/gpu_check/train124.jsonl)" = 1 ]'
+check "all by mma.sync" \
+    sh -c "KERNELS=mma ROUNDS=1 sh dev/gpu_check.sh graph > said 2>&1 &&
+    [ \"\$(grep -c 900.5,104, build/gpu_check/graph.jsonl)\" = 4 ]"
 touch small && check "a GPU of 80 GB" gpu_check train124 trainmoe report &&
     check "takes a sequence at a time" \
         reports "## OLMoE 588M-3B, 4 sequences a step in micro-batches of 1" && rm small
@@ -473,22 +527,48 @@ check "and no more than fit"     says "time is up before round "
 touch no_counters && check "no counters" refused gpu_check ncu &&
     check "is said" says "ncu: nothing about grouped_kernel: ==ERROR== no permission" &&
     rm no_counters
+touch forbidden && check "no permission" refused gpu_check ncu && rm forbidden
+check "is said once"             sh -c '[ "$(grep -c "skipped: no permission" said)" = 1 ] &&
+    ! grep "ncu: nothing" said'
 touch no_timeline no_steps && check "no timeline" refused gpu_check timeline report &&
     check "and why" says "no timeline: events-gpt2-124M: error: no memory" &&
     rm no_timeline no_steps
 check "nor one of another call"  sh -c '! grep -q "by events" build/gpu_check/report.md'
+rm build/cuda-bench/libtimeline.so
+check "CUPTI's is not built"     sh -c "! CXX=false sh dev/gpu_check.sh timeline > said 2>&1"
+check "is said"                  says "skipped: no build/cuda-bench/libtimeline.so"
 rm cuda/lib64/libcupti.so.13
 check "no CUPTI"                 gpu_check timeline
 ls /usr/local/cuda*/lib64/libcupti.so* > /dev/null 2>&1 ||
     check "is skipped" says "skipped: no libcupti"
 check "no time" sh -c "! MINUTES=0 sh dev/gpu_check.sh first kernels > said 2>&1" &&
     check "is said" says "kernels: not begun, 0 s are left"
+
+# A call that is ended, in the middle of a section of kernels.
+touch slow && rm build/gpu_check/kernels.jsonl
+sh dev/gpu_check.sh kernels > ended 2>&1 &
+call=$!
+check "a call begins"            timeout 20 sh -c \
+    'until [ "$(grep -c stand-in build/gpu_check/kernels.jsonl)" = 3 ]; do sleep 0.1; done'
+check "another beside it"        refused gpu_check first
+check "is refused"               says "error: expected no other call of dev/gpu_check.sh"
+kill $call
+wait $call
+check "it is ended"              [ $? = 143 ]
+check "and all that it began"    flock -n build/gpu_check.lock true
+rm slow
+
+# found NAME: whether the stages find the tool.
+found() { (. dev/bench/gpu/find.sh && command -v "$1" > /dev/null); }
 rm bin/compute-sanitizer bin/ncu
-check "no compute-sanitizer" \
-    sh -c "PATH=$tree/bin:/usr/bin:/bin sh dev/gpu_check.sh sanitize > said 2>&1"
-command -v compute-sanitizer > /dev/null || check "is skipped" says "skipped: no compute-sanitizer"
-check "no ncu"                   gpu_check ncu
-command -v ncu > /dev/null || check "is skipped, too" says "skipped: no ncu"
+found compute-sanitizer || {
+    check "no compute-sanitizer" gpu_check sanitize
+    check "is skipped"           says "skipped: no compute-sanitizer"
+}
+found ncu || {
+    check "no ncu"               gpu_check ncu
+    check "is skipped, too"      says "skipped: no ncu"
+}
 printf '#!/bin/sh\nexit 1\n' > bin/python3
 check "no PyTorch"               gpu_check torch
 check "is skipped"               says "skipped: no PyTorch that sees the GPU"
@@ -560,6 +640,13 @@ assert kernels['product 192 64 64'][1] == 4, kernels           # q k v forward
 log = [json.loads(line) for line in open('build/gpu_run/log.jsonl')]
 times = [row['ms'] for row in log if 'loss' in row]
 assert len(times) == 3 and step['ms'] < 1.5 * max(times), (step['ms'], times)"
+    done
+    printf '#include <cupti.h>\n#pragma GCC poison %s %s\n' CUpti_ActivityKernel10 \
+        CUpti_ActivityMemcpy6 > build/cupti_12.h
+    for source in dev/bench/gpu/cupti.cpp dev/test/cupti_stand_in.cpp; do
+        check "types of CUDA 12, $source" \
+            g++ -std=c++17 -fsyntax-only -I"$toolkit/include" \
+            -I"$toolkit/extras/CUPTI/include" -include build/cupti_12.h $source
     done
     check "CUPTI's builds"       sh -ec "
         make build/cuda-bench/libtimeline.so NVCC=$tree/bin/nvcc ARCH=90a

@@ -67,14 +67,15 @@ static void CUPTIAPI buffer_requested(uint8_t **buffer, size_t *size, size_t *re
     if (!*buffer) _exit(1);
 }
 
+// The records' types are CUDA 12's: those of CUDA 13 begin the same way.
 static void CUPTIAPI buffer_completed(CUcontext, uint32_t, uint8_t *buffer, size_t, size_t valid) {
     CUpti_Activity *record = nullptr;
     while (cuptiActivityGetNextRecord(buffer, valid, &record) == CUPTI_SUCCESS) {
         if (record->kind == CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL) {
-            auto *kernel = (CUpti_ActivityKernel10 *)record;
+            auto *kernel = (CUpti_ActivityKernel9 *)record;
             add(kernel->start, kernel->end, demangled(kernel->name));
         } else if (record->kind == CUPTI_ACTIVITY_KIND_MEMCPY) {
-            auto *copy = (CUpti_ActivityMemcpy6 *)record;
+            auto *copy = (CUpti_ActivityMemcpy5 *)record;
             add(copy->start, copy->end, "copy");
         } else if (record->kind == CUPTI_ACTIVITY_KIND_MEMSET) {
             auto *fill = (CUpti_ActivityMemset4 *)record;

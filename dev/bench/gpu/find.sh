@@ -8,6 +8,18 @@ jobs() { nproc 2> /dev/null || echo 4; }
 seconds_left() { left=$((deadline - 5 - $(date +%s))); echo $((left > 1 ? left : 1)); }
 at_most() { left=$(seconds_left); echo $((left < $1 ? left : $1)); }
 
+# within [-k SECONDS] SECONDS COMMAND...: as timeout; the command also ends with this shell. A group
+# of its own shields it from signals to the shell's.
+within() {
+    timeout "$@" &
+    running=$!
+    trap 'kill $running; wait $running; exit 143' INT TERM HUP
+    wait $running
+    result=$?
+    trap 'exit 143' INT TERM HUP
+    return $result
+}
+
 # nvcc, ncu and compute-sanitizer where toolkits put them, behind what PATH has already.
 for folder in "${CUDA:+$CUDA/bin}" "${CUDA:+$CUDA/compute-sanitizer}" /usr/local/cuda/bin \
     /usr/local/cuda*/bin /usr/local/cuda*/compute-sanitizer /usr/local/cuda*/nsight-compute* \
@@ -50,13 +62,16 @@ programs_of() {
     esac
 }
 
-# If the toolkit has no cuBLASLt or CUPTI, PyTorch's folder may have it.
+# If neither the toolkit nor that of nvcc has cuBLASLt or CUPTI, PyTorch's folder may have it.
 find_headers() {
+    root=${CUDA:-/usr/local/cuda}
+    kit=$(dirname "$(command -v nvcc || echo "$root/bin/nvcc")")/..
     for header in cublasLt.h cupti.h; do
         [ $header = cublasLt.h ] && given=${CUBLAS:-} || given=${CUPTI:-}
-        root=${CUDA:-/usr/local/cuda}
-        [ -z "$given" ] && [ ! -f "$root/include/$header" ] &&
-            [ ! -f "$root/extras/CUPTI/include/$header" ] || continue
+        [ -z "$given" ] || continue
+        for folder in "$root" "$kit"; do
+            ls "$folder/include/$header" "$folder/extras/CUPTI/include/$header" 2> /dev/null
+        done | grep -q . && continue
         found=$(python_files "include/$header" | grep -m 1 .) || continue
         say "$header of $(dirname "$found")"
         if [ $header = cublasLt.h ]; then export CUBLAS="$(dirname "$found")"
@@ -98,7 +113,7 @@ build() {
     for targets in "$gpu" "$cpu"; do
         [ -n "$targets" ] || continue
         # shellcheck disable=SC2086
-        timeout "$(seconds_left)" make -k -j "$(jobs)" ${GPU_ARCH:+ARCH="$GPU_ARCH"} \
+        within "$(seconds_left)" make -k -j "$(jobs)" ${GPU_ARCH:+ARCH="$GPU_ARCH"} \
             ${BINARIES:+CFLAGS="-O3 -march=x86-64-v3"} $targets >> "$OUT/build.txt" 2>&1 ||
             { say "make ended with status $?: $OUT/build.txt"
               grep -E 'error|\*\*\*|undefined|No rule' "$OUT/build.txt" | tail -n 10; }

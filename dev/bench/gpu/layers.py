@@ -27,9 +27,10 @@ def peaks_of(gpu):
 # -------------------------------------------------------------------------- clock and power
 
 def clocks_of(folder):
-    """[(seconds since 1970, MHz, W)] in the order of time, from clocks.csv."""
-    path, found = folder / "clocks.csv", []
-    for line in path.read_text().splitlines() if path.exists() else []:
+    """[(seconds since 1970, MHz, W)] in the order of time, of all stages."""
+    found = []
+    lines = [line for path in folder.glob("clocks*.csv") for line in path.read_text().splitlines()]
+    for line in lines:
         try:
             stamp, mhz, _, watts = line.split(",")[:4]
             at = datetime.datetime.strptime(stamp.strip(), "%Y/%m/%d %H:%M:%S.%f")

@@ -31,6 +31,7 @@ def machine_of(folder):
     found = dict(zip(("gpu", "driver", "memory", "clock", "power"), gpu))
     return {"gpu": found.get("gpu", "none"), "driver": found.get("driver", "unknown"),
             "memory": found.get("memory", ""), "power limit": found.get("power", ""),
+            "busy": lines[1] if len(lines) > 3 else "",
             "commit": lines[-2] if len(lines) > 1 else "unknown",
             "date": lines[-1] if lines else "unknown"}
 
@@ -161,7 +162,8 @@ def trainer_of(folder):
 
 def sanitizer_of(folder):
     path = folder / "sanitize.txt"
-    words = {"0": "clean", "124": "clean until time was up", "9": "FOUND SOMETHING"}
+    words = {"0": "clean", "124": "clean until time was up", "137": "clean until time was up",
+             "9": "FOUND SOMETHING"}
     found = re.findall(r"^(\w+ \w+ \w+): status (\d+)$", path.read_text(),
                        re.MULTILINE) if path.exists() else []
     return {run: words.get(status, f"status {status}") for run, status in found}
@@ -201,6 +203,8 @@ def machine_text(report):
     machine, found = report["machine"], report["ceilings"]
     text = [f"{machine['date']}, commit {machine['commit']}, driver {machine['driver']}, "
             f"{machine['memory']}, power limit {machine['power limit']}.", ""]
+    if machine["busy"]:
+        text += [f"**{machine['busy']}**", ""]
     if found["products_tflops"]:
         how = "measured" if found["measured"] else "assumed, not measured"
         text += [f"Ceilings, {how}: {found['products_tflops']:.0f} TFLOP/s, "

@@ -9,17 +9,18 @@ NCU_KERNELS=${NCU_KERNELS:-"attention:attention_forward_kernel attention:attenti
     experts:grouped_kernel experts:grouped_sm90_kernel"}
 # Of trainers that are timed: no pause in their steps.
 SPEED_FLAGS="--steps 100000 --val-every 0 --save-every 0 --norms-every 0 --sample 0"
+KERNELS=${KERNELS:-auto}
 
-# Clock and power of the GPU five times a second, until the stage ends. report.py puts those of its
-# time beside each figure.
+# watch_clocks STAGE: clock and power of the GPU five times a second, until the stage ends.
+# report.py puts those of its time beside each figure.
 watch_clocks() {
     command -v nvidia-smi > /dev/null || return 0
     TZ=UTC nvidia-smi -i "$(echo "${CUDA_VISIBLE_DEVICES:-0}" | cut -d , -f 1)" \
         --query-gpu=timestamp,clocks.sm,clocks.mem,power.draw,temperature.gpu \
-        --format=csv,noheader,nounits -lms 200 >> "$OUT/clocks.csv" 2> /dev/null &
+        --format=csv,noheader,nounits -lms 200 > "$OUT/clocks-$1.csv" 2> /dev/null &
     watcher=$!
     trap 'kill $watcher 2> /dev/null' EXIT
-    trap 'exit 143' INT TERM
+    trap 'exit 143' INT TERM HUP
 }
 
 torch_sees_gpu() {
@@ -32,13 +33,13 @@ stage_kernels() {
     built cuda-bench/kernels || return 1
     status=0
     : > "$OUT/kernels.jsonl"
-    for section in $SECTIONS; do           # one that ends in a fault, or never, costs no other
-        timeout -k 5 "$(at_most $((LIMIT / 3)))" \
+    for section in $SECTIONS; do           # a fault or a hang in one costs no other
+        within -k 5 "$(at_most $((LIMIT / 3)))" \
             "$(at cuda-bench/kernels)" "$section" >> "$OUT/kernels.jsonl" ||
             { say "$section ended with status $?"; status=1; }
     done
     if torch_sees_gpu; then
-        timeout "$(seconds_left)" \
+        within "$(seconds_left)" \
             "$PYTHON" dev/bench/gpu/torch_layers.py >> "$OUT/kernels.jsonl" || status=1
     fi
     say "$(wc -l < "$OUT/kernels.jsonl") lines"
@@ -54,7 +55,8 @@ stage_ncu() {
     bad=0 capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2> /dev/null)
     for what in $NCU_KERNELS; do
         case $what in *_sm90_*) case $capability in 9.0*) ;; *) continue ;; esac ;; esac
-        timeout -k 5 "$(at_most 75)" ncu --clock-control none --csv --print-units base \
+        rm -f build/ncu.csv
+        within -k 5 "$(at_most 75)" ncu --clock-control none --csv --print-units base \
             --log-file build/ncu.csv --section SpeedOfLight --metrics \
 l1tex__data_pipe_lsu_wavefronts_mem_shared.sum,l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum \
             --kernel-name "regex:${what#*:}" --launch-skip 2 --launch-count 1 --kill yes \
@@ -62,12 +64,19 @@ l1tex__data_pipe_lsu_wavefronts_mem_shared.sum,l1tex__data_bank_conflicts_pipe_l
         if grep -q "${what#*:}.*wavefronts" build/ncu.csv 2> /dev/null; then
             cat build/ncu.csv >> "$OUT/ncu.csv"
         else
-            say "ncu: nothing about ${what#*:}: $(cat build/ncu.csv build/ncu.txt 2> /dev/null |
-                tail -n 2 | tr '\n' ' ')"
+            why=$(cat build/ncu.csv build/ncu.txt 2> /dev/null | grep -m 1 '==ERROR==' ||
+                tail -n 2 build/ncu.txt | tr '\n' ' ')
             bad=1
+            case $why in
+                *ERR_NVGPUCTRPERM*)
+                    say "skipped: no permission for counters" \
+                        "(run as root, or NVreg_RestrictProfilingToAdminUsers=0)"
+                    break ;;
+            esac
+            say "ncu: nothing about ${what#*:}: $why"
         fi
-        rm -f build/ncu.csv build/ncu.txt
     done
+    rm -f build/ncu.csv build/ncu.txt
     return $bad
 }
 
@@ -76,8 +85,9 @@ one_timeline() {
     file=$OUT/timeline-$1.jsonl label=$1 model=$2 batch=$3; shift 3
     rm -rf build/gpu_run "$file"
     # shellcheck disable=SC2086
-    timeout -k 5 "$(at_most "$STARTUP")" env TIMELINE="$file" "$@" --model "$model" \
-        --batch "$batch" $SPEED_FLAGS --out build/gpu_run > build/gpu_run.txt 2>&1
+    within -k 5 "$(at_most "$STARTUP")" env TIMELINE="$file" "$@" --model "$model" \
+        --batch "$batch" $SPEED_FLAGS --kernels "$KERNELS" --out build/gpu_run \
+        > build/gpu_run.txt 2>&1
     [ -s "$file" ] || say "no timeline: $label: $(tail -n 3 build/gpu_run.txt | tr '\n' ' ')"
     rm -rf build/gpu_run build/gpu_run.txt
     [ -s "$file" ]
@@ -91,17 +101,17 @@ stage_timeline() {
         one_timeline events-span-740M span-740M 16 "$(at $recorder)" || bad=1
     else bad=1; fi
     cupti=$(find_library libcupti.so.) || { say "skipped: no libcupti"; return $bad; }
-    built cuda-bench/libtimeline.so && built cuda-pre-bf16/train_gpt || return $bad
+    built cuda-bench/libtimeline.so && built cuda-pre-bf16/train_gpt || return 1
     one_timeline cupti-gpt2-124M gpt2-124M 64 LD_PRELOAD="$cupti" \
         CUDA_INJECTION64_PATH="$(readlink -f "$(at cuda-bench/libtimeline.so)")" \
         "$(at cuda-pre-bf16/train_gpt)" || bad=1
     return $bad
 }
 
-# another NAME, before each turn: whether there is time for one as long as the longest so far. If
-# not, a stage ends with the results it has.
+# time_for NAME, before a turn: is there time for one as long as the longest so far? If not, a stage
+# ends with the results it has.
 began="" longest=0
-another() {
+time_for() {
     now=$(date +%s)
     [ -n "$began" ] && [ $((now - began)) -gt $longest ] && longest=$((now - began))
     began=$now
@@ -112,17 +122,17 @@ another() {
 
 # one_run WHAT MODEL ROUND SECONDS COMMAND...: a line with what ran and the milliseconds of its
 # steps. The run is killed SECONDS after its first step: neither its start nor the checkpoint at its
-# end is to be timed.
+# end is to be timed. One that ends by itself before is a failure; its line counts.
 first_step() { grep -q '"ms"' build/gpu_run/log.jsonl 2> /dev/null; }
 one_run() {
-    what=$1 model=$2 round=$3 seconds=$4 late=""; shift 4
+    what=$1 model=$2 round=$3 seconds=$4 late="" fault=""; shift 4
     patience=$(($(seconds_left) - ${seconds%.*}))
     [ $patience -lt "$STARTUP" ] || patience=$STARTUP
     end=$(($(date +%s) + patience))
     rm -rf build/gpu_run
     "$@" > build/gpu_run.txt 2>&1 &
     pid=$!
-    trap 'kill -KILL $pid; exit 1' INT TERM
+    trap 'kill -KILL $pid; exit 143' INT TERM HUP
     until first_step; do
         kill -0 $pid 2> /dev/null || break
         [ "$(date +%s)" -lt $end ] || { late=" within $patience s"; break; }
@@ -130,8 +140,9 @@ one_run() {
     done
     from=$(date +%s)
     first_step && sleep "$seconds"
+    kill -0 $pid 2> /dev/null || fault="ended early"
     { kill -KILL $pid; wait $pid; } 2> /dev/null
-    trap 'exit 143' INT TERM
+    trap 'exit 143' INT TERM HUP
     if first_step; then
         ms=$(sed -n 's/.*"ms": \([0-9.e+]*\).*/\1/p' build/gpu_run/log.jsonl | tr '\n' ',')
         config=$(tr -d '\n' < build/gpu_run/config.json)
@@ -141,26 +152,27 @@ one_run() {
             "$what" "$model" "$round" "$from" "$(date +%s)" "${ms%,}"
         printf '"kinds": [%s], "config": %s}\n' "${kinds%,}" "$config"
     else
-        say "no steps$late: $what $model: $(tail -n 3 build/gpu_run.txt | tr '\n' ' ')" >&2
-        false
+        fault="no steps$late"
     fi
-    status=$?
+    [ -z "$fault" ] ||
+        say "$fault: $what $model: $(tail -n 3 build/gpu_run.txt | tr '\n' ' ')" >&2
     rm -rf build/gpu_run build/gpu_run.txt
-    return $status
+    [ -z "$fault" ]
 }
 
 # ours LABEL MODE MODEL ROUND SECONDS BATCH MICRO [FLAGS...]
 ours() {
     label=$1 program=cuda-$2-bf16/train_gpt of=$3 turn=$4 for_seconds=$5 batch=$6 part=$7; shift 7
     built "$program" >&2 || return 1
+    case " $* " in *" --kernels "*) ;; *) set -- "$@" --kernels "$KERNELS" ;; esac
     # shellcheck disable=SC2086
     one_run "$label" "$of" "$turn" "$for_seconds" "$(at "$program")" --model "$of" \
         --batch "$batch" --micro-batch "$part" $SPEED_FLAGS "$@" --out build/gpu_run
 }
 
-# train FILE MODEL SECONDS, and on stdin a line for each run, "LABEL MODE BATCH MICRO [FLAGS]": all
-# in turns, each round beginning with another, so that a GPU that warms up or slows down does so for
-# all.
+# train FILE MODEL SECONDS, and on stdin a line for each run, "LABEL MODE BATCH MICRO [FLAGS]". Runs
+# them in turns, each round starting with the next, so that a warming GPU slows all alike. One that
+# fails gets no other turn.
 train() {
     bad=0 file=$1 model_of=$2 seconds_of=$3
     set --
@@ -168,13 +180,18 @@ train() {
     : > "$OUT/$file"
     for round in $(seq 1 "${ROUNDS:-3}"); do
         for run; do
-            # One round of all is the least.
-            another "${run%% *} in round $round" ||
+            # Less than one whole round is a failure.
+            time_for "${run%% *} in round $round" ||
                 { [ "$round" -gt 1 ] && return $bad; return 1; }
+            shift
             # shellcheck disable=SC2086
-            one_of_these $run >> "$OUT/$file" || bad=1
+            if one_of_these $run >> "$OUT/$file"; then
+                set -- "$@" "$run"
+            else
+                bad=1 began=""              # a hang is no measure of how long others take
+            fi
         done
-        [ -s "$OUT/$file" ] || { say "none of them runs"; return 1; }
+        [ $# -gt 0 ] || { say "none of them runs"; return 1; }
         say "round $round: $(wc -l < "$OUT/$file") runs"
         first=$1; shift
         set -- "$@" "$first"
@@ -224,9 +241,9 @@ stage_torch() {
     torch_sees_gpu || return 0
     bad=0
     for round in $(seq 1 "${ROUNDS:-3}"); do
-        another "round $round" || { [ "$round" -gt 1 ] && return $bad; return 1; }
+        time_for "round $round" || { [ "$round" -gt 1 ] && return $bad; return 1; }
         ours pre pre gpt2-124M "$round" "${SECONDS_124M:-8}" 64 0 >> "$OUT/torch.jsonl" || bad=1
-        timeout "$(seconds_left)" \
+        within "$(seconds_left)" \
             "$PYTHON" dev/bench/gpu/torch_gpt.py --round "$round" >> "$OUT/torch.jsonl" || bad=1
         say "round $round: $(wc -l < "$OUT/torch.jsonl") runs"
     done
