@@ -584,7 +584,7 @@ expected a whole number from 1 to 4096|--layers 0
 expected a whole number from 1 to 4096|--layers 99999999999999999999
 expected a whole number|--layers 1.5
 --seed=1e16: expected a whole number from 0 to 1e+15|--seed 1e16
-expected a whole number from 1 to 4.1943e+06|--seq 9223372036854775808
+expected a whole number from 1 to 4194304|--seq 9223372036854775808
 expected a number|--lr nan
 expected a number|--lr 1e-999
 expected a number from 0 to 10|--lr -1

@@ -5,7 +5,7 @@ root=$(pwd) script=$(basename "$0" .sh)
 emu=$root/build/emu log=$root/build/$script.log
 passed=0 failed=0
 trap 'trap - TERM; kill 0' INT TERM        # background jobs ignore Ctrl-C
-export OMP_WAIT_POLICY=passive EMU_MEMORY=$((2 << 30)) EMU_DEVICES=4 MASTER_ADDR=127.0.0.1
+export OMP_WAIT_POLICY=passive EMU_MEMORY=$((3 << 30)) EMU_DEVICES=4 MASTER_ADDR=127.0.0.1
 
 check() {
     name=$1; shift
