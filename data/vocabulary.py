@@ -208,7 +208,7 @@ class Learned(Vocabulary):
 
     def is_gpt2_kind(self):
         """Whether version 2 of tokenizer.bin suffices: BPE on bytes whose tokens have the order of
-        their merges, after GPT-2's pattern."""
+        their merges, after GPT-2's pattern, without special tokens but the separator."""
         if (self.tokens is None or len(set(self.tokens)) < self.size
             or max(map(len, self.tokens)) > 255):
             return False
@@ -218,7 +218,8 @@ class Learned(Vocabulary):
         order = [self.ids["".join(pair)] for pair in pairs]
         plain = (model["type"] == "BPE" and not model.get("ignore_merges")
                  and not model.get("dropout") and not self.description.get("normalizer")
-                 and all(token["special"] for token in self.description.get("added_tokens", ())))
+                 and all(token["special"] and token["id"] == self.separator
+                         for token in self.description.get("added_tokens", ())))
         return (plain and len(steps) == 1 and not steps[0].get("add_prefix_space")
                 and steps[0].get("use_regex", True)
                 and all(a < b for a, b in zip(order, order[1:]))

@@ -13,6 +13,7 @@ sequence: they are in the import's folder hf/, or in --kept. Checksums are verif
 numpy, tokenizers (it comes with transformers) and the C compiler that builds norm.c.
 """
 import argparse
+import contextlib
 import json
 import pathlib
 import shutil
@@ -93,6 +94,7 @@ def flags_fit(row, mode, f, default):
     rate = own.pop("balance_rate", None)  # any rate gives the model its selection bias
     return (
         mode == row.mode
+        and (row.type not in hf.DIVIDED or f["width"] % f["heads"] == 0)
         and all(f[flag] == value for flag, value in own.items())
         and (rate is None or f["balance_rate"] > 0)
         and all(f[flag] == value for flag, value in default.items()
@@ -128,6 +130,12 @@ def stock_config(row, f):
         config["rope_parameters"] |= hf.LLAMA3 | {"factor": f["rope_factor"]}
         config["rope_parameters"]["original_max_position_embeddings"] = f["rope_original"]
         config["rope_scaling"] = config["rope_parameters"]  # transformers 4
+    if row.type == "olmo3":
+        kinds = ("full_attention", "sliding_attention")
+        config["rope_parameters"] = dict.fromkeys(kinds, config["rope_parameters"])
+        config.pop("rope_scaling", None)  # would be for full attention alone
+    if row.type == "mistral":
+        config["sliding_window"] = None
     return config
 
 
@@ -214,9 +222,14 @@ def read_tokens(path):
         raise Refusal(f"{path}: expected a tokenizer.bin of version 2 or 3, found another file\n"
                       f"  -> python3 data/get.py tokenizer --out {path}")  # fmt: skip
     tokens, at = [], 1024
-    for _ in range(count):
+    while len(tokens) < count and at < len(data):
         tokens.append(data[at + 1 : at + 1 + data[at]])
         at += 1 + data[at]
+    again = "  -> python3 data/tokenizer.py FOLDER writes it again"
+    if len(tokens) < count or at > len(data):
+        raise Refusal(f"{path}: expected {count} whole tokens, found {len(data)} bytes\n{again}")
+    if end >= count:
+        raise Refusal(f"{path}: expected a separator below {count}, found token {end}\n{again}")
     return tokens, end
 
 
@@ -248,18 +261,21 @@ def write_tokenizer(out, path, seq):
     def word(token):
         return "".join(letter[b] for b in token)
 
-    vocab = {END if i == end else word(token): i for i, token in enumerate(tokens)}
+    separator = tokens[end].decode(errors="replace") if path else END
+    vocab = {separator if i == end else word(token): i for i, token in enumerate(tokens)}
     merges = [(word(first), word(second)) for first, second in merges_of(tokens, end)]
     t = Tokenizer(models.BPE(vocab=vocab, merges=merges))
     t.pre_tokenizer = pre_tokenizers.ByteLevel(
         add_prefix_space=False, use_regex=path is not None)  # fmt: skip
     t.post_processor = processors.TemplateProcessing(
-        single=f"{END} $A", pair=f"{END} $A {END} $B", special_tokens=[(END, end)])  # fmt: skip
+        single=[separator, "$A"], pair=[separator, "$A", separator, "$B"],
+        special_tokens=[(separator, end)])  # fmt: skip
     t.decoder = decoders.ByteLevel()
-    t.add_special_tokens([END])
+    t.add_special_tokens([separator])
     t.save(str(out / "tokenizer.json"))
     theirs = {"tokenizer_class": "PreTrainedTokenizerFast", "padding_side": "left"}
-    theirs |= {"bos_token": END, "eos_token": END, "pad_token": END, "model_max_length": seq}
+    theirs |= dict.fromkeys(("bos_token", "eos_token", "pad_token"), separator)
+    theirs |= {"model_max_length": seq}
     theirs |= {"model_input_names": ["input_ids", "attention_mask"]}
     theirs |= {"clean_up_tokenization_spaces": False}
     (out / "tokenizer_config.json").write_text(json.dumps(theirs, indent=2) + "\n")
@@ -269,26 +285,29 @@ def write_tokenizer(out, path, seq):
 def put_separator(path, end):
     """Lets the tokenizer.json of a model begin a text with token `end`, as a prompt of
     the trainer begins. One that begins with a special token already is left as it is. Returns
-    whether it was changed."""
+    the token's name; None: nothing was changed."""
     t = Tokenizer.from_file(str(path))
     plain, word = t.encode("a", add_special_tokens=False).ids, t.id_to_token(end)
     if word is None or t.encode("a").ids[:1] != plain[:1]:
-        return False
+        return None
     first = processors.TemplateProcessing(
         single=f"{word} $A", pair=f"{word} $A {word} $B", special_tokens=[(word, end)])  # fmt: skip
     was = t.post_processor
     t.post_processor = processors.Sequence([was, first]) if was else first
     t.save(str(path))
-    return True
+    return word
 
 
 def begin_texts(out, path):
     """Adds the separator to the tokenizer's own files in the folder out, where the run has a
     tokenizer.bin (path)."""
     if path and (out / "tokenizer.json").is_file():
-        if put_separator(out / "tokenizer.json", read_tokens(path)[1]):
+        word = put_separator(out / "tokenizer.json", read_tokens(path)[1])
+        if word is not None:
             settings = out / "tokenizer_config.json"
             theirs = hf.read_json(settings) if settings.is_file() else {}
+            # GPT-2's class has these, its folder does not
+            theirs = {"bos_token": word, "eos_token": word} | theirs
             # classes of their own would make another tokenizer from the vocabulary
             theirs |= {"tokenizer_class": "PreTrainedTokenizerFast"}
             settings.write_text(json.dumps(theirs, indent=2, ensure_ascii=False) + "\n")
@@ -328,28 +347,32 @@ def find_kept(checkpoint, most=8):
         return None
     start = pathlib.Path(start)
     start = start.parent if start.name == "model.safetensors" else start
-    if not start.is_dir():
-        print(f"note: {start}, which this run began with, is gone: what belongs to it is "
-              "lost, but for what tokenizer.bin holds\n"
+    found = start if (start / "manifest.json").is_file() else None
+    if not found and start.is_dir():
+        with contextlib.suppress(Refusal):
+            found = pathlib.Path(hf.ask_c("find", start).removesuffix("\n"))
+    if not found:
+        print(f"note: {start}, which this run began with, is gone or damaged: what belongs to it "
+              "is lost, but for what tokenizer.bin holds\n"
               "  -> --kept FOLDER: the folder that was imported"
               + ("" if start.is_absolute() else ", or this command where the run was trained"))
         return None
-    if not (start / "manifest.json").is_file():
-        start = pathlib.Path(hf.ask_c("find", start).removesuffix("\n"))
-    return find_kept(start, most - 1)
+    return find_kept(found, most - 1)
 
 
 def keep_members(theirs, kind, kept):
     """Puts back what an imported model's config.json said and training does not change."""
-    if kind != "gpt2":  # its positions are a tensor
+    if kind != "gpt2" and theirs.get("positions") != "learned":  # those are a tensor
         key = "seq" if kind == OWN_CLASS else "max_position_embeddings"
         longest = kept.get("max_position_embeddings", kept.get("seq"))
         if type(longest) is int:
             theirs[key] = max(theirs[key], longest)
     same = kept.get("architectures") == theirs["architectures"]
-    for key in ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types"):
-        if same and kind in hf.WINDOWS and key in kept:
-            theirs[key] = kept[key]
+    if same and kind in hf.WINDOWS:
+        theirs["sliding_window"] = kept.get("sliding_window", hf.WINDOWS[kind])
+        for key in ("use_sliding_window", "max_window_layers", "layer_types"):
+            if key in kept:
+                theirs[key] = kept[key]
     for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
         theirs[key] = kept.get(key)
 
@@ -365,7 +388,7 @@ def find_tokenizer(checkpoint, flags):
 def add_tokenizer(folder, path, f):
     """Writes the tokenizer, where the vocabulary is known. Returns members of config.json."""
     if not path and f["vocab"] != 256:
-        print("note: no tokenizer.bin of the run, so the folder gets no tokenizer")
+        print("note: no tokenizer.bin of the run, so the folder gets no tokenizer.json")
         return dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     if path and unpack_tokenizer(folder, path):
         begin_texts(folder, path)

@@ -95,8 +95,8 @@ KEYS = [
     Key(ROPES, "rope_parameters.rope_theta", "rope_theta", ELSEWHERE),
     Key({"llama"}, "rope_theta", "rope_theta", "10000"),
     Key(ROPES - {"llama"}, "rope_theta", "rope_theta", REQUIRED),
-    Key(ROPES - DEEPSEEKS - {"qwen3", "qwen3_moe"}, "head_dim", "head_size", "0"),
-    Key({"qwen3", "qwen3_moe"}, "head_dim", "head_size", "128"),
+    Key(ROPES - DEEPSEEKS - {"qwen3", "olmoe"}, "head_dim", "head_size", "0"),
+    Key({"qwen3"}, "head_dim", "head_size", "128"),
     Key(DEEPSEEKS, "qk_nope_head_dim", "head_size", "128"),
     Key(ROPES - DEEPSEEKS - {"qwen3_moe"}, "intermediate_size", "ffn", REQUIRED),
     Key(DEEPSEEKS | {"qwen3_moe"}, "moe_intermediate_size", "ffn", REQUIRED),
@@ -150,12 +150,16 @@ MUSTS = [
     Must({"deepseek_v3"}, "topk_group", 4, [1]),
     Must({"deepseek_v3"}, "norm_topk_prob", True, [True]),
     Must({"deepseek_v3"}, "rope_interleave", True, [False]),
-    Must(DEEPSEEKS, "rms_norm_eps", 1e-6, [1e-6]),  # the latent's norm has no other
+    Must(DEEPSEEKS, "rms_norm_eps", 1e-6, [1e-6]),  # transformers fixes that of the latent's norm
 ]
 
 # Llama 3's RoPE: members beside "factor" and "original_max_position_embeddings", and their values.
 LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-# The sliding window of a class without the member. Its attention is full up to that many tokens.
+# The theta of each kind of layers of an Olmo3 if config.json has none for it.
+OLMO3_THETA = 500000
+# Classes that refuse a width which the heads do not divide, or have no other size of a head.
+DIVIDED = {"gpt2", "llama", "olmoe", "deepseek_v2"}
+# The sliding window if config.json has none. Up to so many tokens attention is full.
 WINDOWS = {"mixtral": None} | dict.fromkeys({"mistral", "olmo3"} | QWENS, 4096)
 
 # What an import copies into its folder hf/, and an export puts back.
@@ -498,7 +502,7 @@ def new_folder(out):
         yield temp
         os.rename(temp, out)
     except OSError as error:
-        raise Refusal(f"cannot write {error.filename or temp}: {error.strerror}\n"
-                      "  -> free space on that disk, or another folder") from None
+        raise Refusal(f"cannot read or write {error.filename or temp}: {error.strerror}\n"
+                      "  -> check its permissions and the space on that disk") from None
     finally:
         shutil.rmtree(temp, ignore_errors=True)

@@ -16,9 +16,11 @@ Needs numpy and the C compiler that builds norm.c ($CC, else cc).
 """
 import argparse
 import json
+import os
 import pathlib
 import shlex
 import shutil
+import struct
 import sys
 from typing import NamedTuple
 
@@ -75,30 +77,50 @@ def need(config, key, path):
 
 
 def refuse_member(path, key, there, found, known):
-    missing = "" if there else " where it is missing"
-    raise Refusal(f'{path}: "{key}" is {found}{missing}; norm.c only computes {known}\n'
+    means = "" if there else "missing, which means "
+    raise Refusal(f'{path}: "{key}" is {means}{found}; norm.c only computes {known}\n'
                   "  -> another model")  # fmt: skip
 
 
-def merge_rope(config, path):
+def one_rope(*parts):
+    """What several members say about RoPE; the last one that says it counts."""
+    both = {"rope_type": "default"}
+    for each in parts:
+        if isinstance(each, dict):
+            both |= ({"rope_type": each["type"]} if "type" in each else {}) | each
+        elif each is not None:
+            both["rope_type"] = each
+    return both
+
+
+def olmo3_ropes(config):
+    """The RoPE of each kind of layers of an Olmo3. What names no kind is for full attention."""
+    theta = {"rope_theta": hf.OLMO3_THETA}
+    older = {"rope_theta": config["rope_theta"]} if "rope_theta" in config else None
+    new = config.get("rope_parameters")
+    full, sliding = new, None
+    if isinstance(new, dict):
+        full, sliding = new.get("full_attention", new), new.get("sliding_attention")
+    return {"full_attention": one_rope(theta, older, full, config.get("rope_scaling")),
+            "sliding_attention": one_rope(theta, sliding)}  # fmt: skip
+
+
+def merge_rope(config, kind, path):
     """The config with all that it says about RoPE in "rope_parameters", and the name of where it
     said so: older folders have "rope_scaling", some a "rope_parameters" for each kind of layer."""
     new, old = config.get("rope_parameters"), config.get("rope_scaling")
+    if kind == "olmo3":
+        new, old = olmo3_ropes(config), None
     if isinstance(new, dict) and isinstance(new.get("full_attention"), dict):
         kinds = {name: each for name, each in new.items() if isinstance(each, dict)}
         new = kinds["full_attention"]
         for name, each in kinds.items():
             if each != new:
-                refuse_member(path, f"rope_parameters.{name}", True, as_text(each),
+                key = f"rope_parameters.{name}"
+                refuse_member(path, key, member(config, key)[1], as_text(each),
                               "what full_attention has")  # fmt: skip
     name = "rope_scaling" if old is not None else "rope_parameters"
-    both = {"rope_type": "default"}
-    for each in (new, old):
-        if isinstance(each, dict):
-            both |= ({"rope_type": each["type"]} if "type" in each else {}) | each
-        elif each is not None:
-            both["rope_type"] = each
-    return config | {"rope_parameters": both}, name
+    return config | {"rope_parameters": one_rope(new, old)}, name
 
 
 def llama3_flags(config, name, path):
@@ -192,7 +214,7 @@ def read_config(path):
     if not isinstance(names, list):
         raise Refusal(f'{path}: expected "architectures" to be an array, found {as_text(names)}\n'
                       "  -> the config.json of a model of Hugging Face transformers")  # fmt: skip
-    name = as_text(names[0]) if len(names) == 1 else "another list"
+    name = as_text(names[0]) if len(names) == 1 else f"a list of {len(names)}"
     row = next((row for row in hf.CLASSES if row.name == name), None)
     if not row and name != OWN_CLASS:
         known = ", ".join([row.name for row in hf.CLASSES] + [OWN_CLASS])
@@ -200,7 +222,7 @@ def read_config(path):
                       "  -> a model of one of these classes")  # fmt: skip
     note, rope = "", ""
     if row:
-        config, rope = merge_rope(config, path)
+        config, rope = merge_rope(config, row.type, path)
         mode, flags = row.mode, stock_flags(config, row, path)
         flags |= llama3_flags(config, rope, path) if row.type in hf.ROPES - hf.DEEPSEEKS else {}
         window = window_of(config, row.type, path)
@@ -287,7 +309,7 @@ class Source:
         if head and (head.shape != wte.shape or not np.array_equal(head.data, wte.data)):
             raise Refusal(f'{self.folder}/config.json: "tie_word_embeddings" is true, but '
                           "lm_head.weight is not the embedding\n"
-                          "  -> false, if the head is its own")  # fmt: skip
+                          "  -> set it to false, if the head is its own")  # fmt: skip
         for name in self.tensors:
             if name not in self.used and not name.endswith(BUFFERS):
                 raise Refusal(f"{self.folder} holds {as_text(name)}, which a {model.name} of this "
@@ -368,19 +390,26 @@ def import_folder(folder, out):
     return model
 
 
-def write_tokenizer(folder, out):
+def write_tokenizer(folder, out, vocab):
     """Writes tokenizer.bin, with which the trainer reads prompts and writes samples. Returns what
-    to say about it."""
+    to say about it. vocab: the size of the model's vocabulary."""
+    temp = out.with_name(f"{out.name}.tmp")
     again = f"python3 data/tokenizer.py {shlex.quote(str(folder))} --out {shlex.quote(str(out))}"
     try:
         converter = hf.load_converter()
         data, cannot = converter.tokenizer_bin(converter.read_files(str(folder)))
+        count = struct.unpack_from("<I", data, 8)[0]
+        if count > vocab:
+            return (f"note: no tokenizer.bin, and samples are numbers of tokens: {folder} has "
+                    f"{count} tokens, the model a vocabulary of {vocab}\n"
+                    "  -> resize_token_embeddings in transformers, then this import again")
+        temp.write_bytes(data)
+        os.replace(temp, out)
     except ImportError as missing:
         return (f"note: no tokenizer.bin, as {missing}: samples are numbers of tokens\n"
                 f"  -> python3 -m pip install tokenizers && {again}")  # fmt: skip
     except (converter.Refusal, OSError, UnicodeDecodeError) as error:
         return f"note: no tokenizer.bin, and samples are numbers of tokens: {error}"
-    out.write_bytes(data)
     if cannot:
         return (f"note: samples are text, prompts are refused: the trainer does not have {cannot}\n"
                 "  -> dev/export_hf.py, and prompts in transformers")  # fmt: skip
@@ -402,7 +431,7 @@ def main():
     print(f"{args.out}: {model.name} as {model.mode}, {count:,} weights in F32")
     if model.note:
         print(model.note)
-    print(write_tokenizer(args.folder, args.out / "tokenizer.bin"))
+    print(write_tokenizer(args.folder, args.out / "tokenizer.bin", int(model.flags["vocab"])))
     print(f"  -> make train_gpt NORM_MODE={model.mode} && ./train_gpt --init-from {out} "
           "--data SHARDS")  # fmt: skip
 

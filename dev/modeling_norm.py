@@ -14,9 +14,9 @@ norm of the slot (an absent slot is the identity):
 
 q, k, v and the context (the heads' outputs, before the output projection) have slots of their own.
 config.json holds the row ("rows", its name "placement"), and the rows that it names for layer 0
-("first") and for the first mix_ratio of the layers ("early"). A slot is 0, 1: the model's norm, or
-2: x / |x|. "sdd": every linear of a block is alpha * rmsnorm(V x), so its out slots are filled
-too. "unit": nGPT.
+("first") and for the first mix_ratio of the layers ("early"). A slot is 0 (empty), 1 (the model's
+norm) or 2 (x / |x|). "sdd": every linear of a block is alpha * rmsnorm(V x), so its out slots are
+filled too. "unit": nGPT.
 
 It generates with transformers' DynamicCache, and reads attention masks of padded batches. Needs
 torch and transformers (4.57 or 5).
@@ -120,12 +120,13 @@ def slot(c, on, *sizes, **options):
     return Norm(c, on, *sizes, **options) if on else nn.Identity()
 
 
-def rope(x, angle):
+def rope(x, turn):
     """Rotary positions, half-split: of the last R channels of each head, the pair (i, i + R/2)
-    turns by t theta^(-2i/R). x [B, T, heads, size], angle [B, T, 1, R/2]."""
-    R = 2 * angle.shape[-1]
+    turns by t theta^(-2i/R). x [B, T, heads, size]; turn: that angle's cosine and sine,
+    [B, T, 1, R/2]."""
+    cos, sin = (each.to(x.dtype) for each in turn)
+    R = 2 * cos.shape[-1]
     first, second = x[..., -R:].chunk(2, -1)
-    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
     return torch.cat([x[..., :-R], first * cos - second * sin, second * cos + first * sin], -1)
 
 
@@ -177,9 +178,9 @@ class Attention(nn.Module):
         k = torch.cat([k, turning.unsqueeze(-2).expand(*k.shape[:-1], -1)], -1)
         return k.flatten(-2), v.flatten(-2)
 
-    def forward(self, u, angle, mask, cache):
+    def forward(self, u, turn, mask, cache):
         def turned(x):
-            return x if angle is None else rope(x.unflatten(-1, (-1, self.QK)), angle).flatten(-2)
+            return x if turn is None else rope(x.unflatten(-1, (-1, self.QK)), turn).flatten(-2)
 
         def normed(norm, x):
             return norm(turned(x)) if self.unit else turned(norm(x))
@@ -200,7 +201,8 @@ class Attention(nn.Module):
 
 class Mlp(nn.Module):
     """W_down act(N_h([W_gate | W_up] u)), act: silu(gate) * up, or gelu(up); N_h is SDD's or
-    nGPT's. The matrices of a layer's experts, `copies` of them, lie one below the other."""
+    nGPT's. The matrices of a layer's experts, `copies` of them, lie one below the other: parts of
+    one Linear, whose hooks and adapters (LoRA) do not see them."""
 
     def __init__(self, c, ffn, copies=1, part=False):
         super().__init__()
@@ -310,13 +312,13 @@ class Block(GradientCheckpointingLayer):
             s = a * skip + y
         return norm_post(s)
 
-    def forward(self, x, angle, mask, cache):
+    def forward(self, x, turn, mask, cache):
         attn = self.input_layernorm, self.post_attention_layernorm, self.attention_sum_layernorm
         ffn = (self.pre_feedforward_layernorm, self.post_feedforward_layernorm,
                self.feedforward_sum_layernorm)  # fmt: skip
 
         def attention(u):
-            return self.self_attn(u, angle, mask, cache)
+            return self.self_attn(u, turn, mask, cache)
 
         mid = self.sublayer(self.row["attn"], attn, self.self_attn.alpha, attention, x, x)
         return self.sublayer(self.row["ffn"], ffn, self.mlp.alpha, self.mlp, mid, x)
@@ -333,16 +335,18 @@ class NormModel(nn.Module):
         self.norm = slot(c, int(c.final_norm), c.width)
 
     def forward(self, tokens, positions, mask, cache):
-        c, x, angle = self.c, self.embed_tokens(tokens), None
+        c, x, turn = self.c, self.embed_tokens(tokens), None
         x = math.sqrt(c.width) * x if c.emb_scale == "sqrt-width" else x
         if c.positions == "learned":
             x = x + self.embed_positions(positions)
-        else:
-            rates = rope_rates(c, c.rope_size if c.kv_rank else c.head_size).to(x.device)
-            angle = (positions.double().unsqueeze(-1) * rates).unsqueeze(-2)
+        else:  # in double, which Apple's GPUs do not have
+            home = "cpu" if x.device.type == "mps" else x.device
+            rates = rope_rates(c, c.rope_size if c.kv_rank else c.head_size).to(home)
+            angle = (positions.to(home).double().unsqueeze(-1) * rates).unsqueeze(-2)
+            turn = [each.to(x.dtype).to(x.device) for each in (angle.cos(), angle.sin())]
         x = self.embed_norm(x)
         for block in self.layers:
-            x = block(x, angle, mask, cache)
+            x = block(x, turn, mask, cache)
         return self.norm(x)
 
 

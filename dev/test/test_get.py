@@ -463,6 +463,8 @@ def test_kinds():
         learned = vocabulary.Learned(str(folder))
         expect(learned.cuttable == cuttable, f"{kind}: {learned.cuttable}")
         expect((out / "tokenizer.bin").exists(), f"{kind}: tokenizer.bin")
+        version = int(np.fromfile(out / "tokenizer.bin", "<u4", 2)[1])
+        expect(version == 3, f"{kind}: special tokens keep their names, found version {version}")
         refused = kind in ("prefix", "llama2")             # whose words have no tokens of bytes
         expect(("--prompt will be refused" in said) == refused, f"{kind}: {said}")
         header = np.fromfile(next(out.glob("*train*")), "<i4", 5)

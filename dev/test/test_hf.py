@@ -131,6 +131,9 @@ SWITCHES = [
     ("PRE", "llama", "--head-size 10 --rope-factor 8 --rope-original 25"),
     ("SPAN", "llama", "--rope-factor 8 --rope-original 25"), ("SDD", "llama", "--head-size 4"),
     ("PRE", "gpt2", "--head-size 10"), ("NGPT", "olmoe", "--head-size 10"),
+    ("OLMOE", "olmoe", "--head-size 10"), ("PRE", "gpt2", "--heads 5 --head-size 4"),
+    ("PRE", "llama", "--heads 5 --kv-heads 5 --head-size 8"),
+    ("PRE", "deepseek", "--balance-rate 0 --router softmax --heads 5 --head-size 8"),
 ]  # fmt: skip
 # What transformers computes with a class of its own; every other model is a NormForCausalLM.
 STOCK = {
@@ -143,6 +146,7 @@ STOCK = {
     "OLMO2-olmoe": "FlexOlmoForCausalLM",
     "OLMO2-olmoe-router-softmax-renorm": "FlexOlmoForCausalLM",
     "PRE_QK_PRE-olmoe": "Qwen3MoeForCausalLM", "PRE-deepseek": "DeepseekV3ForCausalLM",
+    "PRE-llama-heads-5-kv-heads-5-head-size-8": "MistralForCausalLM",
 }  # fmt: skip
 
 
@@ -166,6 +170,9 @@ def test_placements():
         model, kind = load(DIR / "out" / name), STOCK.get(name, "NormForCausalLM")
         found = type(model).__name__
         check(found == kind, f"{name}: expected a {kind}, found {found}")
+        if kind == "MistralForCausalLM":
+            window = model.config.sliding_window
+            check(window is None, f"{name}: expected no sliding window, found {window}")
         comes_back(name)
         with torch.no_grad():
             close(model(tokens).logits, want, 1e-4, f"{name}: logits")
@@ -314,6 +321,11 @@ VARIANTS = {  # as CLASSES; the class's name is what stands before the dash
     "Olmo3ForCausalLM-llama3": ("OLMO2", COMMON | dict(
         sliding_window=21, max_position_embeddings=40,
         rope_parameters=dict.fromkeys(("full_attention", "sliding_attention"), LLAMA3))),
+    "Olmo3ForCausalLM-theta": ("OLMO2", COMMON | dict(
+        sliding_window=21, layer_types=["sliding_attention", "full_attention"],
+        rope_parameters=dict.fromkeys(("full_attention", "sliding_attention"),
+                                      {"rope_type": "default", "rope_theta": 500.0}))),
+    "Qwen3MoeForCausalLM-plain": ("PRE_QK_PRE", COMMON | MIX | dict(num_experts=4)),
     "OlmoeForCausalLM-renorm": ("OLMOE", COMMON | dict(num_experts=4, num_experts_per_tok=2,
                                                        norm_topk_prob=True)),
     "DeepseekV2ForCausalLM-plain": ("PRE", COMMON | MIX | LATENT | dict(
@@ -485,7 +497,8 @@ def make_tokenizer(folder, template):
         t.post_processor = processors.TemplateProcessing(
             single=f"{template} $A", special_tokens=[(template, vocab[template])])  # fmt: skip
     t.save(str(folder / "tokenizer.json"))
-    settings = {"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|endoftext|>"}
+    # As GPT-2's own folder: the class names the tokens that begin and end a text.
+    settings = {"tokenizer_class": "GPT2Tokenizer", "model_max_length": 21}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     (folder / "generation_config.json").write_text('{"temperature": 0.6, "eos_token_id": [0, 1]}')
     tokens = [b"<|endoftext|>"] + [bytes([b + 30]) for b in range(1, 150)]
@@ -524,6 +537,9 @@ def test_kept():
             ids = t("AB")["input_ids"]
             check(ids == [0, 35, 36], f"a tokenizer with {template}: found {ids}")
             check(t.decode(ids[1:]) == "AB", f"decoded {t.decode(ids[1:])}")
+            if not template:
+                found = t.bos_token_id, t.eos_token_id
+                check(found == (0, 0), f"the tokens that begin and end a text: found {found}")
             check(load(out).generation_config.eos_token_id == [0, 1], "the ids that end a text")
         shutil.rmtree(start)
         said = export(runs[1], DIR / "kept-lost")
@@ -534,6 +550,10 @@ def test_kept():
         now = json.loads((DIR / "kept-lost" / "config.json").read_text())
         check(now["sliding_window"] == 21, f"--kept: found {now}")
         shutil.rmtree(DIR / "kept-lost")
+        for checkpoint in runs[0].glob("step_*"):
+            shutil.rmtree(checkpoint)
+        said = str(attempt(lambda: export(runs[1], DIR / "kept-lost")))
+        check(f"{runs[0]}, which this run began with, is gone" in said, f"pruned: {said}")
     relative = DIR / "relative" / "step_1"
     relative.mkdir(parents=True)
     (relative / "config.json").write_text('{"flags": {"init_from": "imported"}}')
@@ -541,6 +561,29 @@ def test_kept():
         found = export_hf.find_kept(relative)
     right = found is None and "this command where the run was trained" in said.getvalue()
     check(right, f"a relative --init-from in another folder: {found}, {said.getvalue()}")
+
+
+def test_kept_positions():
+    """What began with an import turns as the original in every layer of an Olmo3, and has as many
+    learned positions as the run."""
+    for name in ("Olmo3ForCausalLM-theta", "Olmo3ForCausalLM-llama3"):
+        model, theirs, out = their_model(name), DIR / f"turns-{name}", DIR / f"out-turns-{name}"
+        model.save_pretrained(theirs)
+        export(imported(theirs, DIR / f"start-turns-{name}"), out)
+        tokens, again = torch.arange(42).view(2, 21), attempt(lambda: load(out))
+        if check(type(again) is type(model), f"{name}: exported as {repr(again):.200}"):
+            with torch.no_grad():
+                close(again(tokens).logits, model(tokens).logits, 1e-5, f"{name}: exported")
+    logits_of(("long", "PRE", SHAPES["gpt2"].replace("--norm layer", "--norm rms")))
+    export(DIR / "long", DIR / "out-long")
+    start, run = imported(DIR / "out-long", DIR / "start-long"), DIR / "run-short"
+    save_bytes(DIR / "150.bin", [7 * i % 150 for i in range(129)], 150)
+    train("PRE", "--init-from", start, "--data", DIR / "150.bin", "--val-data", DIR / "150.bin",
+          *"--seq 16 --batch 2 --steps 2 --warmup 0 --sample 0".split(), "--out", run)
+    export(run, DIR / "out-short")
+    model = attempt(lambda: load(DIR / "out-short"))
+    right = type(model).__name__ == "NormForCausalLM" and model.config.seq == 16
+    check(right, f"a shorter run with learned positions: found {repr(model):.200}")
 
 
 def test_trained():
@@ -658,6 +701,15 @@ def test_damaged():
     (DIR / "tokenizer.bin").write_bytes(b"not a tokenizer")
     refusal = str(attempt(lambda: export(last, DIR / "x")))
     check("expected a tokenizer.bin" in refusal, f"the tokenizer beside a link's aim: {refusal}")
+    for count, end, tokens, words in (
+        (3, 0, b"\1a\1b", "expected 3 whole tokens, found 1028 bytes"),
+        (2, 0, b"\1a\2b", "expected 2 whole tokens, found 1028 bytes"),
+        (2, 2, b"\1a\1b", "expected a separator below 2, found token 2"),
+    ):  # fmt: skip
+        header = struct.pack("<4I", 20240328, 2, count, end) + bytes(1008)
+        (DIR / "tokenizer.bin").write_bytes(header + tokens)
+        refusal = str(attempt(lambda: export(last, DIR / "x")))
+        check(words in refusal, f"a cut tokenizer.bin: expected {words}, found {refusal}")
     (DIR / "tokenizer.bin").unlink()
 
 
@@ -755,9 +807,21 @@ def test_tokenizers():
     said = refused.stdout + refused.stderr
     right = refused.returncode == 0 and "--prompt will be refused" in said
     check(right, f"another pattern: {said}")
-    said = import_hf.write_tokenizer(learned, back)
+    said = import_hf.write_tokenizer(learned, back, 557)
     check("prompts are refused: the trainer does not have Metaspace" in said, f"found {said}")
+    renamed_separator(made)
     own_files(DIR / "out-tokens", made)
+
+
+def renamed_separator(made):
+    """A separator of another name keeps its name."""
+    data = made.read_bytes()
+    made.write_bytes(data.replace(b"\x0d<|endoftext|>", b"\x04</s>"))
+    export(DIR / "tokens", DIR / "out-renamed")
+    t = AutoTokenizer.from_pretrained(DIR / "out-renamed", trust_remote_code=False)
+    found = t.eos_token, t.bos_token, t("a")["input_ids"][0]
+    check(found == ("</s>", "</s>", t.convert_tokens_to_ids("</s>")), f"</s>: found {found}")
+    made.write_bytes(data)
 
 
 def own_files(folder, made):
@@ -766,7 +830,7 @@ def own_files(folder, made):
     t = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     t.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
     t.save_pretrained(folder)
-    said = import_hf.write_tokenizer(folder, made)
+    said = import_hf.write_tokenizer(folder, made, 559)
     check("for prompts and samples" in said, f"the import's tokenizer: {said}")
     export(DIR / "tokens", DIR / "out-own")
     back = AutoTokenizer.from_pretrained(DIR / "out-own", trust_remote_code=False)
@@ -790,7 +854,7 @@ def test_export():
     logits_of(("bf16", "SPAN", SHAPES["deepseek"]))
     said = export(DIR / "bf16", DIR / "out-bf16", "bfloat16")
     model, want = load(DIR / "out-bf16"), load_file(DIR / "bf16" / "logits.safetensors")
-    check("no tokenizer" in said, "that there is no tokenizer is said")
+    check("gets no tokenizer.json" in said, "that there is no tokenizer is said")
     bias = model.model.layers[1].mlp.gate.e_score_correction_bias.dtype
     right = model.dtype == torch.bfloat16 and bias == torch.float32
     check(right, f"found weights in {model.dtype}, the selection bias in {bias}")

@@ -266,7 +266,7 @@ def member_cases():
     """(the model, a member of config.json, its value, words of the refusal)"""
     gpt2, mixtral = (GPT2, GPT2_TENSORS), (MIXTRAL, MIXTRAL_TENSORS)
     yield gpt2, "architectures", ["FooForCausalLM"], "found FooForCausalLM"
-    yield gpt2, "architectures", [], "found another list"
+    yield gpt2, "architectures", [], "found a list of 0"
     yield gpt2, "architectures", [5], "found 5"
     yield gpt2, "architectures", GONE, 'expected "architectures" to be an array, found null'
     yield gpt2, "n_layer", GONE, 'expected "n_layer", found no such member'
@@ -322,6 +322,14 @@ def rope_cases():
         'partial_rotary_factor" is 0.5')
     yield mixtral, "partial_rotary_factor", True, 'partial_rotary_factor" is true'
     yield mixtral, "rope_parameters", {}, 'expected "rope_theta", found no such member'
+    olmo3 = MIXTRAL | {"architectures": ["Olmo3ForCausalLM"], "rope_parameters": None}, {}
+    differs = ('"rope_parameters.sliding_attention" is missing, which means {...}; norm.c only '
+               "computes what full_attention has")  # fmt: skip
+    yield olmo3, "rope_theta", 5e2, differs
+    yield olmo3, "rope_scaling", llama3, differs
+    yield olmo3, "rope_parameters", {"rope_theta": 5e2}, differs
+    yield olmo3, "rope_parameters", {"full_attention": {"rope_theta": 5e2}}, differs
+    yield olmo3, "rope_parameters", [5], differs
 
 
 def class_cases():
@@ -331,9 +339,10 @@ def class_cases():
                     routed_scaling_factor=1, kv_lora_rank=4, qk_rope_head_dim=2, q_lora_rank=None,
                     qk_nope_head_dim=4, v_head_dim=4, n_group=1, topk_group=1,
                     num_key_value_heads=2, rms_norm_eps=1e-6, rope_interleave=False)  # fmt: skip
-    yield (MIXTRAL | deepseek, {}), "rope_interleave", GONE, "is true where it is missing"
+    yield (MIXTRAL | deepseek, {}), "rope_interleave", GONE, "is missing, which means true"
     yield (MIXTRAL | deepseek, {}), "rms_norm_eps", 1e-5, "only computes 1e-06"
-    yield (MIXTRAL | deepseek, {}), "q_lora_rank", GONE, '"q_lora_rank" is 1536'
+    yield (MIXTRAL | deepseek, {}), "q_lora_rank", GONE, (
+        '"q_lora_rank" is missing, which means 1536; norm.c only computes null')
     yield (MIXTRAL | deepseek, {}), "v_head_dim", 2, '"v_head_dim" is 2; norm.c only computes head'
     deepseek |= dict(architectures=["DeepseekV2ForCausalLM"])
     yield (MIXTRAL | deepseek, {}), "topk_method", "group_limited_greedy", '"topk_method" is group'
@@ -485,6 +494,16 @@ def test_window():
         check(made["flags"]["seq"] == seq, f"a window of {window}: found {made['flags']['seq']}")
 
 
+def test_olmo3():
+    """One theta where no kind of layers has its own."""
+    for members in ({}, {"rope_theta": 5e5}, {"rope_parameters": {}},
+                    {"rope_parameters": {"rope_theta": 500000, "rope_type": "default"}}):
+        config = MIXTRAL | {"architectures": ["Olmo3ForCausalLM"], "rope_parameters": None}
+        model = import_hf.read_config(write_folder(config | members, {}) / "config.json")
+        found = model.flags["rope_theta"], model.flags["rope_factor"]
+        check(found == ("500000", "1"), f"Olmo3 with {members}: found {found}")
+
+
 def test_kept_files():
     """What belongs to the model goes along, and nothing else."""
     folder = write_folder(MIXTRAL, MIXTRAL_TENSORS)
@@ -556,14 +575,15 @@ def test_out():
     import_hf.import_folder(folder, DIR / "new")
     import_hf.import_folder(folder, DIR / "deep" / "new")
     check((DIR / "deep" / "new" / "manifest.json").is_file(), "folders above OUT are made")
-    refused("OUT below a file", "cannot write", folder, DIR / "there-file" / "out")
+    refused("OUT below a file", "cannot read or write", folder, DIR / "there-file" / "out")
     with unittest.mock.patch.object(hf, "write_safetensors", side_effect=OSError(28, "No space")):
-        refused("a full disk", "cannot write", folder)
+        refused("a full disk", "cannot read or write", folder)
 
 
 def test_command():
     """What the command prints: its refusal, the trainer's command, and the tokenizer's."""
-    folder = write_folder(GPT2, GPT2_TENSORS)
+    tensors = GPT2_TENSORS | {"transformer.wte.weight": (257, 8)}
+    folder = write_folder(GPT2 | {"vocab_size": 257}, tensors)
 
     def run(out):
         words = ["import_hf.py", str(folder), str(out)]
@@ -610,6 +630,18 @@ def test_command():
         check(words in said and made == is_made, f"{text}: {said}")
         manifest = json.loads((DIR / f"t{k}" / "manifest.json").read_text())
         check("tokenizer.bin" not in manifest, "the tokenizer can be replaced")
+    text = json.dumps({"version": "1.0", "model": merges, "pre_tokenizer": level,
+                       "added_tokens": [end]})  # fmt: skip
+    (folder / "tokenizer.json").write_text(text)
+    with unittest.mock.patch("os.replace", side_effect=OSError(28, "No space")):
+        said, _ = run(DIR / "no space")
+    made = (DIR / "no space" / "tokenizer.bin").exists()
+    check("no tokenizer.bin" in said and "No space" in said and not made, f"a full disk: {said}")
+    small = write_folder(GPT2, GPT2_TENSORS)
+    (small / "tokenizer.json").write_text(text)
+    said, _ = run(DIR / "small")
+    words = "has 257 tokens, the model a vocabulary of 11\n  -> "
+    check(words in said and not (DIR / "small" / "tokenizer.bin").exists(), f"too large: {said}")
 
 
 def test_mutated():
