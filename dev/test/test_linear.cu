@@ -414,12 +414,12 @@ GPU_TEST(cuda_linear_plans_text) {
 GPU_TEST(cuda_linear_plans_full) {
     Layer t(PLANS_MAX + 20, 8, 16, 1), timed(9, 16, 8, 1);
     TestPlans plans;
-    tune(&timed, &plans.gpu);
-    int kept = plans.gpu.plans->count;
     Layer untimed(7, 16, 8, 1);
     check_layer(&untimed, &plans.gpu);
     int prepared = plans.gpu.plans->prepared = plans.gpu.plans->count;
     PlanKey last = plans.gpu.plans->plans[prepared - 1].key;
+    tune(&timed, &plans.gpu);
+    int kept = plans.gpu.plans->count - prepared;
     for (int64_t n = 1; n <= t.s.n; n++) {
         real *d_y = device_empty<real>(n * t.s.out);
         Values want = t.y(true);
@@ -435,7 +435,7 @@ GPU_TEST(cuda_linear_plans_full) {
            "%d plans were timed, the text has %d", kept,
            (int)count_of(text_of(plans.gpu.plans), "\"algo\""));
     const PlanKey &there = plans.gpu.plans->plans[prepared - 1].key;
-    EXPECT(prepared > kept && !memcmp(&there, &last, sizeof last), "a prepared plan is gone");
+    EXPECT(prepared > 0 && !memcmp(&there, &last, sizeof last), "a prepared plan is gone");
     check_layer(&timed, &plans.gpu);
 }
 
