@@ -525,8 +525,8 @@ static void run_graph(Gpt *g, cudaGraphExec_t *graph, void (*work)(Gpt *)) {
     bool full = g->now.n == g->max.n && g->now.T == g->max.T;
     bool plain = !g->preparing && !g->measuring && !g->reducing;
     if (!g->setup.graph || !g->setup.training || !full || !plain) return work(g);
-    // The first time, the work is recorded, with plans that exist. Its arguments are
-    // those of every later micro-batch: arenas and sizes stay, and so does the batch's address.
+    // The first time, the work is recorded, with plans that exist. Its arguments are those of every
+    // later micro-batch: arenas and sizes stay, and so does the batch's address.
     if (!*graph) {
         cudaGraph_t recorded;
         cudaCheck(cudaStreamBeginCapture(g->gpu.stream, cudaStreamCaptureModeThreadLocal));

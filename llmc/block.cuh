@@ -60,8 +60,8 @@ struct Block {
          b.a.slot##_mean, b.a.slot##_rstd, b.s->n, b.p.slot.on == L2 ? 1e-12f : (float)b.m->eps, \
          1, nullptr, b.w.slot##_alpha, b.dw.slot##_alpha}
 
-// y = N(x) if the slot holds a norm; otherwise x itself: no call, no copy. Callers that go on with
-// an activation y rely on acts_view: it is then another name of x.
+// y = N(x) if the slot holds a norm; otherwise x itself: no call, no copy. Callers that
+// read y afterwards rely on acts_view, which then makes y another name of x.
 static real *slot_forward(const Norm &norm, real *y, real *x, Gpu *gpu) {
     if (!norm.site.on) return x;
     if (norm.site.on == SCALE) gain_forward(y, x, &norm, gpu);
@@ -69,8 +69,8 @@ static real *slot_forward(const Norm &norm, real *y, real *x, Gpu *gpu) {
     return y;
 }
 
-// Gradient of the slot's input: dx = N'(dy; x) + add if it holds a norm; otherwise dy itself, of
-// which an activation's dx is then another name.
+// Gradient of the slot's input: dx = N'(dy; x) + add if it holds a norm; otherwise dy. acts_view
+// then makes an activation's dx another name of dy.
 static real *slot_backward(const Norm &norm, real *dx, real *dy, const real *x, Gpu *gpu,
                            Residual add = {}) {
     if (!norm.site.on) return dy;

@@ -557,9 +557,9 @@ template <int FORM> __device__ Tile tile_of(const Grouped &f) {
     return t;
 }
 
-// Where the lines that a thread copies begin; nullptr: zeros. WEIGHT does not read `left`. Lines
-// along the depth are the same in every step. WEIGHT copies other rows of x in each (from depth `k`
-// on), and looks them up one step ahead, so no copy waits for an index.
+// The beginnings of the lines that a thread copies; nullptr: zeros. WEIGHT does not read `left`.
+// Lines along the depth are the same in every step. WEIGHT copies other rows of x in each (from
+// depth `k` on), and looks them up one step ahead, so no copy waits for an index.
 struct PanelLines {
     const real *left[COPIES], *right[COPIES];
     int x_row[COPIES];
