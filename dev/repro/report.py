@@ -12,6 +12,7 @@ a claim's comparisons (statistic.py). Nobody marks anything by eye.
 """
 import collections
 import itertools
+import json
 import os
 import shlex
 import textwrap
@@ -517,6 +518,65 @@ def loss_grids(results):
     return lines
 
 
+def usual(flags):
+    """Whether a run has a placement's usual recipe, so that its learning rate is comparable."""
+    return (int(flags["steps"]) > 100 and int(flags["warmup"]) > 0
+            and flags.get("init") != "global" and flags.get("optimizer", "adamw") == "adamw"
+            and flags.get("width-base", "0") == "0" and flags.get("sdd", "paper") == "paper"
+            and "init-std" not in flags)
+
+
+def usual_runs(results):
+    """Placement -> its different runs of the usual recipe, as pairs of flags and run."""
+    import repro
+    found = {}
+    for name, study in results.items():
+        if "runs" in study:
+            found |= repro.by_key(name, study)
+    pairs = {}
+    for key, run in found.items():
+        flags = json.loads(key)
+        if usual(flags):
+            pairs.setdefault(flags["mode"], []).append((flags, run))
+    return pairs
+
+
+def border(pairs, width, layers):
+    """The largest rate below the smallest one that failed, and that one; None where there is no
+    such rate."""
+    rates = {True: set(), False: set()}
+    for flags, run in pairs:
+        if (int(flags["width"]), int(flags["layers"])) == (width, layers):
+            rates[statistic.failed(run)].add(float(flags["lr"]))
+    first = min(rates[True], default=None)
+    return max((rate for rate in rates[False] if first is None or rate < first),
+               default=None), first
+
+
+def failing_tables(results):
+    """For each width a row for a placement, a column for a depth: rates around the border."""
+    pairs = usual_runs(results)
+    counts = {mode: (sum(statistic.failed(run) for _, run in runs), len(runs))
+              for mode, runs in pairs.items()}
+    modes = sorted(pairs, key=lambda mode: (counts[mode][0] / counts[mode][1], mode))
+    write = lambda rate: "" if rate is None else f"{rate:.2g}"
+    lines = []
+    for width in (SMALL, LARGE):
+        depths = sorted({int(flags["layers"]) for runs in pairs.values() for flags, _ in runs
+                         if int(flags["width"]) == width})
+        lines += [f"| width {width} | failed | " + " | ".join(f"{depth} layers" for depth in depths)
+                  + " |", "|---" * (len(depths) + 2) + "|"]
+        for mode in modes:
+            borders = [border(pairs[mode], width, depth) for depth in depths]
+            cells = [" / ".join(map(write, pair)) if pair[1] else write(pair[0])
+                     for pair in borders]
+            if any(cells):
+                failed, ran = counts[mode]
+                lines.append(f"| {cell(mode)} | {failed} of {ran} | " + " | ".join(cells) + " |")
+        lines.append("")
+    return lines
+
+
 HEAD = """# What reproduces at small scale
 
 Written by `python3 dev/repro/repro.py` from [claims.toml](claims.toml) and [results/](results/);
@@ -566,6 +626,17 @@ QUESTIONS = """By the same rule, and not counted above. These models are 128 wid
 8 million bytes of Debian's English (`data/get.py debian --vocab bytes`), so losses are nats per
 byte of that. Rates were chosen with seed 1, which is also one of those tested. There is no second
 width, so no verdict can be more than *one scale*. Margins are our own."""
+
+BORDERS_PICTURE = "![The learning rate that kills a run, over the layers](failing.png)"
+
+FAILING = """## Rates that kill a run
+
+AdamW, more than 100 steps, with warmup, from any start but Global Init: other recipes are left out
+(no warmup, `--init-std`, `--width-base`, the settings of SDD's code, Muon). *a / b*: no run with a
+rate up to a failed, some or all with b did. *a*: none failed, a is the highest rate tried. *failed*
+counts the different runs of all widths. Where studies varied the start or the warmup, the recipe
+that fails first is shown. NGPT's 0.001 is too low: 300 steps leave its loss above the entropy.
+"""
 
 FULL = """## At the papers' scale
 
@@ -634,6 +705,7 @@ def render(table, here, results):
                                      "settings have changed since were run anew.", ""]
     lines += changes(table, outcomes) + [""]
     lines += ["## Studies", ""] + study_rows(table, results) + [""]
+    lines += [*FAILING.splitlines(), "", *failing_tables(results), BORDERS_PICTURE, ""]
     lines += ["## Losses", "", "At the end of the runs: the mean of the seeds that did not fail, "
                                "the lowest and the highest of them. Compare rows by the claims' "
                                "intervals, which pair seeds.", ""]
@@ -786,9 +858,53 @@ def draw_leads(name, found, path):
     plt.close(chart)
 
 
+BORDERS = ("SPAN", "POST", "HYBRID", "MIX_LN", "POST_SHIFTED")          # that are drawn
+
+
+def draw_borders(results, path):
+    """The rate that kills a run over the layers, one panel a width: a bar from the largest rate
+    that no run failed at to the smallest that one did. PRE, whose runs never failed: the highest
+    rate tried."""
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    pairs = usual_runs(results)
+    chart, panes = plt.subplots(1, 2, figsize=(7.6, 3.6), sharey=True)
+    for pane, width in zip(panes, (SMALL, LARGE)):
+        for color, mode in enumerate(("PRE", *BORDERS)):
+            runs = pairs.get(mode, [])
+            swept = {(int(flags["layers"]), flags["lr"]) for flags, _ in runs
+                     if int(flags["width"]) == width}
+            rates = collections.Counter(depth for depth, _ in swept)
+            known = [(depth, *border(runs, width, depth)) for depth in sorted(rates)
+                     if rates[depth] > 1]
+            if mode == "PRE":
+                tried = np.array([line[:2] for line in known])
+                pane.plot(*tried.T, "^", color="black", markersize=5,
+                          label="PRE: highest tried, none failed")
+                continue
+            depth, low, high = np.array([line for line in known if None not in line], float).T
+            depth *= 1.03 ** (color - 3)                               # no bar behind another
+            middle = np.sqrt(low * high)
+            pane.errorbar(depth, middle, [middle - low, high - middle], color=f"C{color - 1}",
+                          label=mode, linewidth=1.2, elinewidth=3, alpha=0.8)
+        pane.set_xscale("log", base=2)
+        pane.set_yscale("log")
+        pane.set_xticks([8, 16, 32, 64], ["8", "16", "32", "64"])
+        pane.set_xlabel("layers", fontsize=8)
+        pane.set_title(f"width {width}", fontsize=9)
+        pane.tick_params(labelsize=7)
+    panes[0].set_ylabel("peak learning rate", fontsize=8)
+    panes[1].legend(fontsize=7, frameon=False)
+    save(chart, path, 110)
+    plt.close(chart)
+
+
 def write(table, here, pictures=True):
     import repro
     results = repro.read_results()
+    if pictures:
+        draw_borders(results, here / "failing.png")
     for name, keep in table["keep"].items():
         if pictures and "tuned" in keep and not any(map(repro.missing, (name, f"{name}_seeds"))):
             draw_tuned(results, name, here / f"{name}.png")
