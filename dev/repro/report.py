@@ -13,6 +13,7 @@ a claim's comparisons (statistic.py). Nobody marks anything by eye.
 import collections
 import itertools
 import json
+import math
 import os
 import shlex
 import textwrap
@@ -523,56 +524,72 @@ def usual(flags):
     return (int(flags["steps"]) > 100 and int(flags["warmup"]) > 0
             and flags.get("init") != "global" and flags.get("optimizer", "adamw") == "adamw"
             and flags.get("width-base", "0") == "0" and flags.get("sdd", "paper") == "paper"
-            and "init-std" not in flags)
+            and flags.get("mix-ratio", "0.25") == "0.25" and "init-std" not in flags)
+
+
+WATCHING = ("norms-every", "val-every", "val-tokens", "save-every", "keep-last", "micro-batch")
 
 
 def usual_runs(results):
-    """Placement -> its different runs of the usual recipe, as pairs of flags and run."""
+    """Placement -> its different runs of the usual recipe, as pairs of flags and run. Runs that
+    differ in what is watched alone are the same."""
     import repro
-    found = {}
-    for name, study in results.items():
-        if "runs" in study:
-            found |= repro.by_key(name, study)
     pairs = {}
-    for key, run in found.items():
-        flags = json.loads(key)
-        if usual(flags):
-            pairs.setdefault(flags["mode"], []).append((flags, run))
-    return pairs
+    for name, study in results.items():
+        for key, run in repro.by_key(name, study).items() if "runs" in study else ():
+            flags = {flag: value for flag, value in json.loads(key).items()
+                     if flag not in WATCHING}
+            if usual(flags):
+                same = json.dumps(flags, sort_keys=True)
+                pairs.setdefault(flags["mode"], {})[same] = flags, run
+    return {mode: [*runs.values()] for mode, runs in pairs.items()}
 
 
 def border(pairs, width, layers):
-    """The largest rate below the smallest one that failed, and that one; None where there is no
-    such rate."""
-    rates = {True: set(), False: set()}
+    """The largest rate below the smallest one that failed, and that one, of the recipe (all flags
+    but rate and seed) that fails first; None where there is no such rate. Recipes with one rate
+    are left out: they show no border."""
+    recipes = {}
     for flags, run in pairs:
         if (int(flags["width"]), int(flags["layers"])) == (width, layers):
-            rates[statistic.failed(run)].add(float(flags["lr"]))
-    first = min(rates[True], default=None)
-    return max((rate for rate in rates[False] if first is None or rate < first),
-               default=None), first
+            recipe = json.dumps({**flags, "lr": "", "seed": ""}, sort_keys=True)
+            recipes.setdefault(recipe, []).append((float(flags["lr"]), statistic.failed(run)))
+    found = []
+    for runs in recipes.values():
+        first = min((rate for rate, failed in runs if failed), default=math.inf)
+        low = max((rate for rate, failed in runs if rate < first), default=None)
+        if len({rate for rate, _ in runs}) > 1:
+            found.append((first, low))
+    if not found:
+        return None, None
+    first = min(first for first, _ in found)
+    low = max((low for one, low in found if one == first and low), default=None)
+    return low, None if first == math.inf else first
 
 
 def failing_tables(results):
     """For each width a row for a placement, a column for a depth: rates around the border."""
     pairs = usual_runs(results)
-    counts = {mode: (sum(statistic.failed(run) for _, run in runs), len(runs))
-              for mode, runs in pairs.items()}
-    modes = sorted(pairs, key=lambda mode: (counts[mode][0] / counts[mode][1], mode))
+    share = lambda runs: np.mean([statistic.failed(run) for _, run in runs])
+    modes = sorted(pairs, key=lambda mode: (share(pairs[mode]), mode))
     write = lambda rate: "" if rate is None else f"{rate:.2g}"
     lines = []
     for width in (SMALL, LARGE):
-        depths = sorted({int(flags["layers"]) for runs in pairs.values() for flags, _ in runs
-                         if int(flags["width"]) == width})
+        borders = {}
+        for mode in modes:
+            for depth in {int(flags["layers"]) for flags, _ in pairs[mode]}:
+                low, first = border(pairs[mode], width, depth)
+                if low or first:
+                    borders[mode, depth] = f"{write(low)} / {write(first)}" if first else write(low)
+        depths = sorted({depth for _, depth in borders})
         lines += [f"| width {width} | failed | " + " | ".join(f"{depth} layers" for depth in depths)
                   + " |", "|---" * (len(depths) + 2) + "|"]
         for mode in modes:
-            borders = [border(pairs[mode], width, depth) for depth in depths]
-            cells = [" / ".join(map(write, pair)) if pair[1] else write(pair[0])
-                     for pair in borders]
+            runs = [run for flags, run in pairs[mode] if int(flags["width"]) == width]
+            cells = [borders.get((mode, depth), "") for depth in depths]
             if any(cells):
-                failed, ran = counts[mode]
-                lines.append(f"| {cell(mode)} | {failed} of {ran} | " + " | ".join(cells) + " |")
+                lines.append(f"| {cell(mode)} | {sum(map(statistic.failed, runs))} of {len(runs)} "
+                             f"| {' | '.join(cells)} |")
         lines.append("")
     return lines
 
@@ -631,11 +648,12 @@ BORDERS_PICTURE = "![The learning rate that kills a run, over the layers](failin
 
 FAILING = """## Rates that kill a run
 
-AdamW, more than 100 steps, with warmup, from any start but Global Init: other recipes are left out
-(no warmup, `--init-std`, `--width-base`, the settings of SDD's code, Muon). *a / b*: no run with a
-rate up to a failed, some or all with b did. *a*: none failed, a is the highest rate tried. *failed*
-counts the different runs of all widths. Where studies varied the start or the warmup, the recipe
-that fails first is shown. NGPT's 0.001 is too low: 300 steps leave its loss above the entropy.
+AdamW, more than 100 steps, with warmup, from any start but Global Init. Other recipes are left out:
+no warmup, `--init-std`, `--width-base`, another `--mix-ratio` than 0.25, the settings of SDD's
+code, Muon. *a / b*: no run with a rate up to a failed, some or all with b did. *a*: none failed, a
+is the highest rate tried. Where studies differ in the start, the warmup, the batch or the text, the
+one that fails first is shown; a study with one rate shows nothing. *failed* counts different runs
+of this width. NGPT's 0.001 is too low: 300 steps leave its loss above the entropy.
 """
 
 FULL = """## At the papers' scale
@@ -873,24 +891,21 @@ def draw_borders(results, path):
     for pane, width in zip(panes, (SMALL, LARGE)):
         for color, mode in enumerate(("PRE", *BORDERS)):
             runs = pairs.get(mode, [])
-            swept = {(int(flags["layers"]), flags["lr"]) for flags, _ in runs
-                     if int(flags["width"]) == width}
-            rates = collections.Counter(depth for depth, _ in swept)
-            known = [(depth, *border(runs, width, depth)) for depth in sorted(rates)
-                     if rates[depth] > 1]
+            depths = sorted({int(flags["layers"]) for flags, _ in runs})
+            known = [(depth, *border(runs, width, depth)) for depth in depths]
             if mode == "PRE":
-                tried = np.array([line[:2] for line in known])
+                tried = np.array([(depth, low) for depth, low, _ in known if low])
                 pane.plot(*tried.T, "^", color="black", markersize=5,
                           label="PRE: highest tried, none failed")
                 continue
             depth, low, high = np.array([line for line in known if None not in line], float).T
-            depth *= 1.03 ** (color - 3)                               # no bar behind another
+            depth *= 1.015 ** (color - 3)                              # no bar behind another
             middle = np.sqrt(low * high)
             pane.errorbar(depth, middle, [middle - low, high - middle], color=f"C{color - 1}",
                           label=mode, linewidth=1.2, elinewidth=3, alpha=0.8)
         pane.set_xscale("log", base=2)
         pane.set_yscale("log")
-        pane.set_xticks([8, 16, 32, 64], ["8", "16", "32", "64"])
+        pane.set_xticks([4, 8, 16, 32, 64], ["4", "8", "16", "32", "64"])
         pane.set_xlabel("layers", fontsize=8)
         pane.set_title(f"width {width}", fontsize=9)
         pane.tick_params(labelsize=7)
