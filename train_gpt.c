@@ -328,17 +328,6 @@ static Head head_at(const real *q, const real *k, const real *v, const real *c, 
 // rows are positions.
 static int64_t first_key(Head x, int64_t row) { return x.begins ? x.begins[row] : 0; }
 
-// The first key of the first block that any query from `row` on sees.
-static int64_t first_block(Head x, int64_t row) {
-    return first_key(x, row) / ATTN_BLOCK * ATTN_BLOCK;
-}
-
-// How many of the keys j0 to j0 + seen - 1 belong to documents before that of query `row`.
-static int64_t hidden_keys(Head x, int64_t row, int64_t j0, int64_t seen) {
-    int64_t hidden = first_key(x, row) - j0;
-    return hidden > 0 ? least(hidden, seen) : 0;
-}
-
 // Each thread's own two blocks of scores.
 static real *thread_scores(AttnShape s) {
     return s.scores + (int64_t)omp_get_thread_num() * 2 * ATTN_BLOCK * ATTN_BLOCK;
@@ -382,7 +371,7 @@ static void head_forward(Head x, real *peak, real *lse, real *S, AttnShape s) {
         int64_t row0 = t0 - s.cached;  // q and c begin at position `cached`
         View q_t = part(x.q, row0, 0), c_t = part(x.c, row0, 0);
         real max[ATTN_BLOCK], sum[ATTN_BLOCK];  // of each row, over the keys so far
-        int64_t first = first_block(x, row0);
+        int64_t first = first_key(x, row0) / ATTN_BLOCK * ATTN_BLOCK;
         for (int64_t j0 = first; j0 < t0 + rows; j0 += ATTN_BLOCK) {
             int64_t keys = least(t0 + rows - j0, ATTN_BLOCK);
             View seen_S = band(S, ATTN_BLOCK, 1, -FAR, t0 - j0);  // the causal mask
@@ -392,7 +381,7 @@ static void head_forward(Head x, real *peak, real *lse, real *S, AttnShape s) {
                 real *S_i = S + i * ATTN_BLOCK, *c_i = c_t.p + i * c_t.rs;
                 // query t0 + i sees the keys up to its own position
                 int64_t seen = least(t0 + i + 1 - j0, keys);
-                int64_t hidden = hidden_keys(x, row0 + i, j0, seen);
+                int64_t hidden = clamp(first_key(x, row0 + i) - j0, 0, seen);
                 // a row that sees no key yet has a finite maximum, and sums of 0
                 real new_max = hidden < seen ? row_max(S_i + hidden, seen - hidden) : -FLT_MAX;
                 if (j0 > first && max[i] > new_max) new_max = max[i];
@@ -444,7 +433,7 @@ static void head_backward(Head d, Head x, const real *lse, real *P, AttnShape s,
             for (int j = 0; j < s.HS; j++) sum += dc_t.p[i * dc_t.rs + j] * c_t.p[i * c_t.rs + j];
             D[i] = sum;
         }
-        int64_t first = first_block(x, t0);
+        int64_t first = first_key(x, t0) / ATTN_BLOCK * ATTN_BLOCK;
         for (int64_t j0 = first; j0 < t0 + rows; j0 += ATTN_BLOCK) {
             int64_t keys = least(t0 + rows - j0, ATTN_BLOCK);
             View k_j = part(x.k, j0, 0), dk_j = part(d.k, j0, 0);
@@ -456,7 +445,7 @@ static void head_backward(Head d, Head x, const real *lse, real *P, AttnShape s,
             for (int64_t i = 0; i < rows; i++) {
                 real *P_i = P + i * ATTN_BLOCK, *dS_i = dS + i * ATTN_BLOCK;
                 int64_t seen = least(t0 + i + 1 - j0, keys);
-                int64_t hidden = hidden_keys(x, t0 + i, j0, seen);
+                int64_t hidden = clamp(first_key(x, t0 + i) - j0, 0, seen);
                 row_exp(P_i, hidden, seen, keys, lse[(t0 + i) * s.NH]);  // P = exp(S - lse)
                 for (int64_t j = 0; j < seen; j++) dS_i[j] = P_i[j] * (dS_i[j] - D[i]);
                 for (int64_t j = seen; j < keys; j++) dS_i[j] = 0;
@@ -593,7 +582,8 @@ typedef struct {
     real balance, sequence, z;  // coefficients of the losses of one layer
 } RouterShape;
 
-static void router_scores(real *s, real *lse, const real *z, RouterShape r) {
+static void router_forward(real *gate, int32_t *choice, real *load, real *share, real *s, real *lse,
+                           const real *z, const real *bias, RouterShape r) {
 #pragma omp parallel for
     for (int64_t t = 0; t < r.n; t++) {
         const real *z_t = z + t * r.E;
@@ -603,16 +593,8 @@ static void router_scores(real *s, real *lse, const real *z, RouterShape r) {
         lse[t] = max + (real)log(sum);
         for (int j = 0; j < r.E; j++)
             s_t[j] = r.kind == ROUTER_SIGMOID ? sigmoid(z_t[j]) : exp_real(z_t[j] - lse[t]);
-    }
-}
-
-static void router_forward(real *gate, int32_t *choice, real *load, real *share, const real *s,
-                           const real *bias, RouterShape r) {
-#pragma omp parallel for
-    for (int64_t t = 0; t < r.n; t++) {
-        const real *s_t = s + t * r.E;
         int32_t *choice_t = choice + t * r.K;
-        real sum = 0;
+        real chosen = 0;
         // Top-k by insertion: choice_t holds the best experts so far, in order. It fills up even
         // where all scores are NaN.
         for (int j = 0; j < r.E; j++) {
@@ -626,9 +608,10 @@ static void router_forward(real *gate, int32_t *choice, real *load, real *share,
             if (i < r.K) choice_t[i] = j;  // otherwise K experts are better
         }
         // Gates come from the scores without the bias.
-        for (int k = 0; k < r.K; k++) sum += s_t[choice_t[k]];
+        for (int k = 0; k < r.K; k++) chosen += s_t[choice_t[k]];
         for (int k = 0; k < r.K; k++)
-            gate[t * r.K + k] = r.scale * s_t[choice_t[k]] / (r.kind == ROUTER_SOFTMAX ? 1 : sum);
+            gate[t * r.K + k] =
+                r.scale * s_t[choice_t[k]] / (r.kind == ROUTER_SOFTMAX ? 1 : chosen);
     }
     // Load and share of each sequence, then the load of all.
 #pragma omp parallel for
@@ -713,7 +696,7 @@ static void router_sort(int32_t *place, int32_t *start, const int32_t *choice, R
     start[0] = 0;
 }
 
-// rows[place[t, k]] = x[t]
+// rows[place[t, k]] = x[t]. Its backward is combine_forward without gates.
 //   x [n, C]   rows [K n, C] sorted by expert
 static void gather_forward(real *rows, const real *x, const int32_t *place, int64_t n, int K,
                            int C) {
@@ -722,18 +705,8 @@ static void gather_forward(real *rows, const real *x, const int32_t *place, int6
         memcpy(rows + (int64_t)place[i] * C, x + i / K * C, C * sizeof(real));
 }
 
-// dx[t] += sum_k drows[place[t, k]]
-static void gather_backward(real *dx, const real *drows, const int32_t *place, int64_t n, int K,
-                            int C) {
-#pragma omp parallel for
-    for (int64_t t = 0; t < n; t++)
-        for (int k = 0; k < K; k++) {
-            const real *row = drows + (int64_t)place[t * K + k] * C;
-            for (int i = 0; i < C; i++) dx[t * C + i] += row[i];
-        }
-}
-
-// y[t] = sum_k gate[t, k] rows[place[t, k]], SET or ADD (to the shared experts' output)
+// y[t] = sum_k gate[t, k] rows[place[t, k]], SET or ADD (to the shared experts' output). gate NULL:
+// all gates are 1.
 //   y [n, C]   rows [K n, C] outputs of the experts
 static void combine_forward(real *y, const real *rows, const real *gate, const int32_t *place,
                             int64_t n, int K, int C, int add) {
@@ -742,7 +715,7 @@ static void combine_forward(real *y, const real *rows, const real *gate, const i
         if (add == SET) memset(y + t * C, 0, C * sizeof(real));
         for (int k = 0; k < K; k++) {
             const real *row = rows + (int64_t)place[t * K + k] * C;
-            real g = gate[t * K + k];
+            real g = gate ? gate[t * K + k] : 1;
             for (int i = 0; i < C; i++) y[t * C + i] += g * row[i];
         }
     }
@@ -1109,8 +1082,8 @@ static void moe_forward(const Block *b, real *y, const real *u) {
     RouterShape r = router_shape(b);
     int C = b->m->C;
     linear_forward(a->rz, u, LINEAR(b, router, r.E, C, b->p.ffn_c));  // [n, E]
-    router_scores(a->rs, a->rlse, a->rz, r);
-    router_forward(a->gate, a->choice, a->load, a->share, a->rs, b->w.router_bias, r);
+    router_forward(a->gate, a->choice, a->load, a->share, a->rs, a->rlse, a->rz,
+                   b->w.router_bias, r);
     router_sort(a->place, a->start, a->choice, r);
     gather_forward(a->xx, u, a->place, r.n, r.K, C);  // [K n, C]
 #pragma omp parallel for schedule(dynamic)
@@ -1139,7 +1112,7 @@ static void moe_backward(const Block *b, real *du, real *dy, const real *u, int 
         if (x.n || x.dw_of_linears == SET)
             mlp_backward(&x, x.d.xx, x.d.xyn, x.a.xx, SET);
     }
-    gather_backward(du, d->xx, a->place, r.n, r.K, C);
+    combine_forward(du, d->xx, NULL, a->place, r.n, r.K, C, ADD);
     if (b->p.F) mlp_backward(b, du, dy, u, ADD);
 }
 
@@ -1280,7 +1253,7 @@ static void block_backward(const Block *b, real *dx, real *x) {
 }
 
 // --recompute cheap: recomputes the activations that have a `cheap` buffer (tensors.h): outputs of
-// the `in` norms and of activation functions, the router's scores, and the inputs of experts.
+// the `in` norms and of activation functions, and the inputs of experts.
 static void block_recompute(const Block *b, real *x) {
     const Acts *a = &b->a;
     const Model *m = b->m;
@@ -1288,36 +1261,28 @@ static void block_recompute(const Block *b, real *x) {
     slot_forward(NORM(b, ffn_in), a->fi, a->mid);
     if (b->p.F) activation_forward(a->h, a->gun, b->n, b->p.F, m->swiglu);
     if (!b->p.moe) return;
-    RouterShape r = router_shape(b);
-    router_scores(a->rs, a->rlse, a->rz, r);
-    gather_forward(a->xx, a->fi, a->place, r.n, r.K, m->C);
-    activation_forward(a->xh, a->xgun, r.n * r.K, m->F, m->swiglu);
+    gather_forward(a->xx, a->fi, a->place, b->n, m->moe.K, m->C);
+    activation_forward(a->xh, a->xgun, b->n * m->moe.K, m->F, m->swiglu);
 }
 
 // ------------------------------------------------------------------------------ statistics
 // Statistics of layers (LayerStats in llmc/run/trainer.h) are sums over tokens, in double. Sums
 // over whole tensors are made of fixed pieces, added in order.
 
-// sum of (x - a y)^2, or of x^2 if y is NULL, in its own loop: twice as fast
-static double square_sum(const real *x, const real *y, double a, int64_t size) {
+// sum of x^2
+static double squares(const real *x, int64_t size) {
     double piece[PIECES], total = 0;
 #pragma omp parallel for
     for (int64_t k = 0; k < PIECES; k++) {
-        int64_t begin = size * k / PIECES, end = size * (k + 1) / PIECES;
         double sum = 0;
-        if (y)
 #pragma omp simd reduction(+ : sum)
-            for (int64_t i = begin; i < end; i++) sum += (x[i] - a * y[i]) * (x[i] - a * y[i]);
-        else
-#pragma omp simd reduction(+ : sum)
-            for (int64_t i = begin; i < end; i++) sum += (double)x[i] * x[i];
+        for (int64_t i = size * k / PIECES; i < size * (k + 1) / PIECES; i++)
+            sum += (double)x[i] * x[i];
         piece[k] = sum;
     }
     for (int k = 0; k < PIECES; k++) total += piece[k];
     return total;
 }
-
-static double squares(const real *x, int64_t size) { return square_sum(x, NULL, 0, size); }
 
 // Adds a router's losses to *loss, and the tokens of its experts to loads [E], which gpt_zero_grads
 // zeroes. stats [router_size] gets losses without coefficients, entropy and tokens; NULL: nothing.
@@ -1359,14 +1324,15 @@ static void sublayer_stats(const Block *b, Sublayer f, double sums[2], real *x, 
     int C = b->m->C;
     int64_t values = b->n * C;
     const real *skip = sublayer_skip(f, x, f.in.site.on ? f.u : x, x0);
-    if (!f.p) {  // yn = s - a skip
-        sums[0] += square_sum(f.s, skip, f.a, values);
+    const real *yn = f.out.site.on ? f.yn : f.y;
+    if (!f.p) {
+        sums[0] += squares(yn, values);
         sums[1] += (double)f.a * f.a * squares(skip, values);
         return;
     }
     for (int64_t k = 0; k < values; k++) {  // nGPT: alpha yn and (1 - alpha) skip
         double alpha = alpha_of(f.p[k % C], C);
-        sums[0] += alpha * f.yn[k] * alpha * f.yn[k];
+        sums[0] += alpha * yn[k] * alpha * yn[k];
         sums[1] += (1 - alpha) * skip[k] * (1 - alpha) * skip[k];
     }
 }
@@ -1501,7 +1467,6 @@ static real *blocks_forward(Gpt *g, const int32_t *inputs, int B, int T, bool co
     const Model *m = &g->m;
     sizes_set(&g->now, &g->max, B, T);
     memcpy(g->inputs, inputs, g->now.n * sizeof *inputs);  // backward needs them
-    tokens_check("token", inputs, g->now.n, m->V);
     if (g->begins) documents_find(g->begins, NULL, inputs, B, T, g->documents.separator);
     Block b = gpt_block(g, 0);
     const real *wpe = at(b.w.wpe, (int64_t)b.cache.cached * m->C);
@@ -1542,7 +1507,6 @@ static void gpt_forward(Gpt *g, const int32_t *inputs, const int32_t *targets, i
     if (!targets) return;
     int n = g->now.n;
     memcpy(g->targets, targets, n * sizeof *targets);
-    tokens_check("target", targets, n, m->V);
     crossentropy_forward(a.losses, a.logsum, a.logits, g->targets, n, m->V, m->Vp);
     for (int i = 0; i < n; i++) {
         g->ce += (double)a.losses[i];
@@ -1568,20 +1532,18 @@ static void gpt_decode(Gpt *g, const int32_t *inputs, int n, int position) {
     g->decoding = false;
 }
 
-// All-reduces the sums of losses, and *square with them. Returns means over the tokens of all
-// processes, and begins new sums.
-static Loss gpt_means(Gpt *g, double *square) {
-    double sums[] = {g->ce, g->z, g->router, (double)g->seen, *square};
+// All-reduces the sums of losses, and with them this process's sum of squared gradients. Returns
+// means over the tokens of all processes and the norm, and begins new sums.
+static Update gpt_means(Gpt *g, double square) {
+    double sums[] = {g->ce, g->z, g->router, (double)g->seen, square};
     comm_all_reduce(g->comm, sums, 5, COMM_SUM);
     double n = sums[3] > 0 ? sums[3] : 1;
-    Loss loss = {sums[0] / n, sums[1] / n, sums[2] / n};
-    *square = sums[4];
     g->ce = g->z = g->router = 0;
     g->seen = 0;
-    return loss;
+    return (Update){{sums[0] / n, sums[1] / n, sums[2] / n}, sqrt(sums[4]), 0};
 }
 
-static Loss gpt_loss(Gpt *g) { return gpt_means(g, &(double){0}); }
+static Loss gpt_loss(Gpt *g) { return gpt_means(g, 0).loss; }
 
 // ZeRO-1: reduces each shard of a tensor to the process that owns it, or broadcasts it from there.
 static void shards_start(Gpt *g, int how, int kind, const Entry *e) {
@@ -1710,22 +1672,17 @@ static const double *router_steps(Gpt *g, int l, real rate) {
     return step;
 }
 
-// The sum of squares of the gradients that this process owns. Each piece is one parallel sum, so
-// pieces are as long as possible: a single process has one, the whole arena.
+// The sum of squares of the gradients that this process owns, tensor by tensor. A single process
+// owns the whole arena: one parallel sum.
 static double gpt_square(const Gpt *g) {
-    int64_t begin = 0, end = 0;  // the piece so far
+    const real *grads = g->tensors[GRADS];
+    if (g->processes == 1) return squares(grads, g->layout.total);
     double sum = 0;
     for (const Entry *e = g->layout.entries; e < g->layout.end; e++) {
         Part own = entry_part(e, g->rank, g->processes);
-        if (!own.size) continue;
-        if (e->offset + own.first != end) {  // a gap: the piece ends
-            sum += squares(g->tensors[GRADS] + begin, end - begin);
-            begin = e->offset + own.first;
-        }
-        bool to_end = own.first + own.size == e->size;  // and the padding after it
-        end = e->offset + (to_end ? memory_padded(e->size) : own.first + own.size);
+        sum += squares(grads + e->offset + own.first, own.size);
     }
-    return sum + squares(g->tensors[GRADS] + begin, end - begin);
+    return sum;
 }
 
 // The shard of one tensor that this process owns and updates (ZeRO-1), and how an update treats it.
@@ -1853,11 +1810,9 @@ static real clip_factor_of(const Optimizer *o, double norm) {
 // Nothing changes if the loss or the gradient is not finite or exceeds a limit of --skip-spikes.
 static void gpt_update(Gpt *g, const Optimizer *o) {
     comm_wait(g->comm);  // for the gradients that are being reduced
-    double square = gpt_square(g);
-    Loss loss = gpt_means(g, &square);  // all-reduces square too
-    Update u = {loss, sqrt(square), 0};
-    u.applied = loss_is_finite(loss) && isfinite(u.norm) &&
-                (!o->max_ce || loss.ce <= o->max_ce) &&
+    Update u = gpt_means(g, gpt_square(g));
+    u.applied = loss_is_finite(u.loss) && isfinite(u.norm) &&
+                (!o->max_ce || u.loss.ce <= o->max_ce) &&
                 (!o->max_norm || u.norm <= o->max_norm);
     g->last = u;
     if (!u.applied) return;
@@ -1882,39 +1837,30 @@ static void gpt_update(Gpt *g, const Optimizer *o) {
 
 static Update gpt_outcome(Gpt *g) { return g->last; }
 
-// Sums of squares of one shard, after the step. The step is recomputed from the moments:
-//   adam = mhat / (sqrt(vhat) + eps)
-//   before = (w + lr (adam - decay target)) / (1 - lr decay)
-//   step = lr (adam + decay (before - target))
+// Sums of squares of one shard, after the step. The step is recomputed: AdamW's from the moments,
+// Muon's from the momentum and the gradient.
+//   along = mhat / (sqrt(vhat) + eps)                  Muon: scale times the orthogonal direction
+//   before = (w + lr (along - decay target)) / (1 - lr decay)
+//   step = lr (along + decay (before - target))
 // nGPT's matrices have been normalized since: their w stands in for before, of the same length.
-static TensorStats shard_stats(TensorShard s, double eps, bool normalized) {
-    double grad = 0, weight = 0, update = 0;
-    for (int64_t i = 0; i < s.size; i++) {
-        double adam = s.m[i] * s.correct1 / (sqrt(s.v[i] * s.correct2) + eps);
-        double before = (s.w[i] + s.lr * (adam - s.decay * s.target)) / (1 - s.lr * s.decay);
-        if (normalized) before = s.w[i];
-        double step = s.lr * (adam + s.decay * (before - s.target));
-        grad += (double)s.d[i] * s.d[i];
-        weight += before * before;
-        update += step * step;
-    }
-    return (TensorStats){grad, weight, update};
-}
-
-// The same sums for Muon's matrices. The step is recomputed from the momentum and the gradient.
-static TensorStats muon_stats(const Gpt *g, TensorShard s, const Optimizer *o) {
-    double scale = muon_scale(o, s.rows, s.cols);
-    int64_t size = (int64_t)s.rows * s.cols;
-    TensorStats sums = {squares(s.d, s.size), 0, 0};
-    for (int i = 0; i < s.matrices; i++) {
-        const real *w = s.w + i * size, *x = w;
+static TensorStats shard_stats(const Gpt *g, TensorShard s, const Entry *e, const Optimizer *o) {
+    bool normalized = entry_lines(&g->m, e).length > 0;
+    double scale = e->muon ? muon_scale(o, s.rows, s.cols) : 0;
+    int64_t size = e->muon ? (int64_t)s.rows * s.cols : s.size;  // Muon: matrix by matrix
+    TensorStats sums = {0, 0, 0};
+    for (int64_t first = 0; first < s.size; first += size) {
+        const real *x = s.w + first;
         // A step that was not applied has the rate 0, and its gradient may not be finite.
-        if (s.lr > 0)
-            x = muon_direction(s, i, g->muon, o->momentum, clip_factor_of(o, g->last.norm), false);
-        for (int64_t j = 0; j < size; j++) {
-            double before = (w[j] + s.lr * scale * x[j]) / (1 - s.lr * s.decay);
-            if (g->m.mode->unit) before = w[j];  // normalized since, as in shard_stats
-            double step = s.lr * (scale * x[j] + s.decay * before);
+        if (e->muon && s.lr > 0)
+            x = muon_direction(s, first / size, g->muon, o->momentum,
+                               clip_factor_of(o, g->last.norm), false);
+        for (int64_t j = 0, i = first; j < size; j++, i++) {
+            double along = e->muon ? scale * x[j]
+                                   : s.m[i] * s.correct1 / (sqrt(s.v[i] * s.correct2) + o->eps);
+            double before = (s.w[i] + s.lr * (along - s.decay * s.target)) / (1 - s.lr * s.decay);
+            if (normalized) before = s.w[i];
+            double step = s.lr * (along + s.decay * (before - s.target));
+            sums.grad += (double)s.d[i] * s.d[i];
             sums.weight += before * before;
             sums.update += step * step;
         }
@@ -1942,13 +1888,12 @@ static TensorStats *gpt_tensor_stats(Gpt *g, const Optimizer *o) {
 #pragma omp parallel for schedule(dynamic)
     for (int k = 0; k < g->layout.count; k++) {
         const Entry *e = &g->layout.entries[k];
-        if (e->muon) continue;
-        stats[k] = shard_stats(tensor_shard(g, e, o), o->eps, entry_lines(&g->m, e).length > 0);
+        if (!e->muon) stats[k] = shard_stats(g, tensor_shard(g, e, o), e, o);
     }
     for (int k = 0; k < g->layout.count; k++) {  // products and all-reduces: not in threads
         const Entry *e = &g->layout.entries[k];
         if (entry_is_common(e)) stats[k] = balance_stats(g, o, e);
-        if (e->muon) stats[k] = muon_stats(g, tensor_shard(g, e, o), o);
+        if (e->muon) stats[k] = shard_stats(g, tensor_shard(g, e, o), e, o);
     }
     return stats;
 }

@@ -158,15 +158,10 @@ static inline Vec gemm_scaled(Vec c, real alpha, Vec sum) {
 // A range [from, to).
 typedef struct { int64_t from, to; } Span;
 
-static inline int64_t gemm_clamp(int64_t x, int64_t low, int64_t high) {
-    if (x > high) x = high;
-    return x < low ? low : x;
-}
-
 // The range, cut to 0 .. size.
 static inline Span gemm_within(int64_t from, int64_t to, int64_t size) {
-    from = gemm_clamp(from, 0, size);
-    return (Span){from, gemm_clamp(to, from, size)};
+    from = clamp(from, 0, size);
+    return (Span){from, clamp(to, from, size)};
 }
 
 // A panel as the kernel reads it: row r (for B: column r) at unit k is p[r * row + k * unit].
@@ -421,7 +416,7 @@ static inline void gemm_divide(Tiles *p, int64_t threads) {
     p->mp = fewest, p->np = columns;
     for (int64_t np = columns; threads > 1 && np <= most; np++)
         for (int64_t each = 1; each <= 2; each++) {  // tiles a thread, where it need not be more
-            int64_t mp = gemm_clamp(each * threads / np, fewest, CEIL_DIV(p->M, MR));
+            int64_t mp = clamp(each * threads / np, fewest, CEIL_DIV(p->M, MR));
             int64_t tm = gemm_cut(p->M, mp, MR, 0).to, tn = gemm_cut(p->N, np, NR, 0).to;
             int64_t rounds = CEIL_DIV(mp * np, threads);
             int64_t time = (20 * rounds + 1) * (tm * tn + PACKING * (tm + tn));

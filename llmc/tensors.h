@@ -244,7 +244,7 @@ ACT(gun,    real, keep,  n, up * mlp_width(m), 1, p->hidden.on) \
 ACT(h,      real, cheap, n, mlp_width(m), 1, p->F) \
 ACT(sy,     real, keep,  n, C,           1, p->shared_out.on) \
 ACT(rz,     wide, keep,  n, E,           cpu, p->moe) \
-ACT(rs,     real, cheap, n, E,           0, cpu && p->moe) \
+ACT(rs,     real, keep,  n, E,           0, cpu && p->moe) \
 ACT(rdz,    real, 1,     n, E,           0, gpu && p->moe) \
 ACT(rlse,   wide, keep,  n, 1,           0, p->moe) \
 ACT(gate,   wide, keep,  n, K,           1, p->moe) \

@@ -148,8 +148,9 @@ typedef struct Trainer {
     void (*normalize)(Gpt *gpt);              // nGPT: matrices to unit length, as after an update
 
     void (*zero_grads)(Gpt *gpt);             // begins a step: backward follows before update
-    // inputs, targets [B, T]. Keeps the activations that backward reads, and adds to the losses.
-    // targets NULL: logits only. --mask-documents applies here, and not to decode.
+    // inputs, targets [B, T]: tokens of the vocabulary; readers of files and of texts check that.
+    // Keeps the activations that backward reads, and adds to the losses. targets NULL: logits only.
+    // --mask-documents applies here, and not to decode.
     void (*forward)(Gpt *gpt, const int32_t *inputs, const int32_t *targets, int B, int T);
     // Adds the gradient of scale * (sum of the last forward's losses) to GRADS; consumes the
     // logits. last: the last micro-batch of a step; its gradients may be reduced over processes.
@@ -195,14 +196,6 @@ typedef struct Trainer {
 } Trainer;
 
 static inline bool on_gpu(const Trainer *t) { return strcmp(t->device, "cpu") != 0; }
-
-// Refuses tokens outside the vocabulary.
-static inline void tokens_check(const char *what, const int32_t *tokens, int64_t n, int V) {
-    for (int64_t i = 0; i < n; i++)
-        CHECK(tokens[i] >= 0 && tokens[i] < V,
-              "%s: expected tokens from 0 to %d, found %d\n  -> a --vocab that covers the data",
-              what, V - 1, tokens[i]);
-}
 
 // Finds for each of the B T tokens where its document begins in its sequence, and, unless ends is
 // NULL, where the next one does (T: nowhere). Tokens before the first separator are a document too.

@@ -25,6 +25,9 @@ extern "C" {
     ((cond) ? (void)0 : check_failed(EXIT_WRITE, __FILE__, __LINE__, __VA_ARGS__))
 #define CEIL_DIV(a, b) (((a) + (b) - 1) / (b))
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t clamp(int64_t x, int64_t low, int64_t high) {
+    return x < low ? low : least(x, high);
+}
 // The hint after an error that leaves the run's checkpoints whole.
 #define GO_ON "--resume required goes on from the last checkpoint"
 
