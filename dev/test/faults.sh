@@ -64,7 +64,7 @@ ends "the same, up to step 8" 0 "^weights" "$train" $fours --steps 8 --schedule-
 bytes=$(cat eight/step_00000004/* | wc -c)  # room for one checkpoint and half of a second one
 fresh
 ends "full in a save" 2 \
-    "cannot write $dir/run/.tmp-step_00000008/.*\.safetensors.tmp.*No space left" \
+    "cannot write $dir/run/.tmp-step/.*\.safetensors.tmp.*No space left" \
     ./shim "full $((bytes * 3 / 2))" "$train" $twelve --out "$dir/run"
 holds "it says what to do" grep -q "  -> free space on that disk" message
 ends "the checkpoint before is whole" 0 "validation loss" "$train" --from "$dir/run/step_00000004" \

@@ -1,26 +1,21 @@
 // checkpoint.c: see checkpoint.h. A save, in order of time:
 //
-//   remove .tmp-step_*                      leftovers of kills
-//   .tmp-step_200/model.safetensors ...     each written as <name>.tmp, synced, renamed
-//   .tmp-step_200/manifest.json             sizes and hashes of the files above
-//   remove step_200                         if a damaged one exists
-//   rename .tmp-step_200 -> step_200        a kill before this line: step_100 stays the newest
-//   sync the run's folder                   a kill after it: step_200 is the newest
+//   remove .tmp-step                   what a kill left
+//   .tmp-step/model.safetensors ...    each written as <name>.tmp, synced, renamed
+//   .tmp-step/manifest.json            sizes and hashes of the files above
+//   remove step_200                    if a damaged one exists
+//   rename .tmp-step -> step_200       a kill before this line: step_100 stays the newest
+//   sync the run's folder              a kill after it: step_200 is the newest
 #include "checkpoint.h"
 #include <sys/stat.h>
 #include <unistd.h>
 
-static const char TEMP[] = ".tmp-";
-enum { TEMP_BYTES = sizeof TEMP - 1 };
+static const char TEMP[] = ".tmp-step";  // only one checkpoint is written at a time
 
 // ------------------------------------------------------------------------------------------- names
 
-static char *step_path(char *buf, const char *run_dir, const char *prefix, long long step) {
-    return check_format(buf, PATH_CAP, "%s/%sstep_%08lld", run_dir, prefix, step);
-}
-
 char *checkpoint_path(char *buf, const char *run_dir, int64_t step) {
-    return step_path(buf, run_dir, "", step);
+    return check_format(buf, PATH_CAP, "%s/step_%08lld", run_dir, (long long)step);
 }
 
 // The step in a folder's name; -1: it is not exactly the name of a checkpoint, as checkpoint_path
@@ -35,23 +30,15 @@ static int64_t step_of(const char *name) {
 
 // ----------------------------------------------------------------------------------------- writing
 
-// Only one checkpoint is written at a time: other unfinished ones were left by kills, and are
-// removed.
+// A folder that has the temporary name was left by a kill.
 void checkpoint_begin(Checkpoint *c, int run, const char *run_dir, int64_t step) {
     memset(c, 0, sizeof *c);
     c->run = run;
-    DIR *d = folder_list(run, ".");
-    CHECK_WRITE(d, "cannot list %s: %m\n  -> make this folder readable and writable (chmod)",
-                run_dir);
-    for (struct dirent *e; (e = readdir(d));) {
-        bool temp = !strncmp(e->d_name, TEMP, TEMP_BYTES);
-        if (!temp || step_of(e->d_name + TEMP_BYTES) < 0) continue;
-        CHECK_WRITE(folder_remove(run, e->d_name),
-                    "cannot remove the unfinished checkpoint %s/%s: %m\n  -> remove it by hand",
-                    run_dir, e->d_name);
-    }
-    closedir(d);
-    c->folder = folder_open_in(run, step_path(c->temp, run_dir, TEMP, step));
+    checkpoint_path(c->path, run_dir, step);
+    path_join(c->temp, run_dir, TEMP);
+    CHECK_WRITE(folder_remove(run, TEMP),
+                "cannot remove the unfinished checkpoint %s: %m\n  -> remove it by hand", c->temp);
+    c->folder = folder_make_in(run, c->temp);
 }
 
 // A line of the manifest. Names are this program's own and need no escapes.
@@ -82,7 +69,7 @@ void checkpoint_add_text(Checkpoint *c, const char *name, const char *text) {
 // Called when a file turns out to hold weights that are not finite.
 void checkpoint_abandon(Checkpoint *c) {
     close(c->folder);
-    folder_remove(c->run, file_name(c->temp));
+    folder_remove(c->run, TEMP);
 }
 
 // The manifest is written last and every file is on the disk, so a folder with the final name is
@@ -94,11 +81,11 @@ void checkpoint_commit(Checkpoint *c) {
     write_text(c, "manifest.json", c->manifest);
     close(c->folder);
 
-    const char *temp = file_name(c->temp), *plain = temp + TEMP_BYTES;
-    CHECK_WRITE(folder_remove(c->run, plain) && renameat(c->run, temp, c->run, plain) == 0,
+    const char *plain = file_name(c->path);
+    CHECK_WRITE(folder_remove(c->run, plain) && renameat(c->run, TEMP, c->run, plain) == 0,
                 "cannot rename %s to %s: %m\n  -> make the run's folder writable (chmod)", c->temp,
                 plain);
-    folder_sync(c->run, c->temp);
+    folder_sync(c->run, c->path);
 }
 
 // ----------------------------------------------------------------------------------------- reading
@@ -200,16 +187,15 @@ bool checkpoint_latest(const char *run_dir, char *dir) {
     return false;
 }
 
-// A checkpoint is first renamed to .tmp-: a kill leaves none half removed under its final name, and
-// the next checkpoint_begin removes the rest.
+// A checkpoint is first renamed to .tmp-step: a kill leaves none half removed under its final name,
+// and the next checkpoint_begin removes the rest.
 void checkpoint_prune(int run, const char *run_dir, int64_t newest, int64_t last, int64_t every) {
-    char path[PATH_CAP], aside[PATH_CAP];
+    char path[PATH_CAP];
     int64_t step = newest + 1, newer = 0;             // checkpoints newer than this one
     for (; last > 0 && (step = checkpoint_step_below(run_dir, step)) >= 0; newer++) {
         if (newer < last || (every && step % every == 0)) continue;
         const char *plain = file_name(checkpoint_path(path, run_dir, step));
-        const char *temp = file_name(step_path(aside, run_dir, TEMP, step));
-        CHECK_WRITE(renameat(run, plain, run, temp) == 0 && folder_remove(run, temp),
+        CHECK_WRITE(renameat(run, plain, run, TEMP) == 0 && folder_remove(run, TEMP),
                     "cannot remove %s: %m\n  -> remove it by hand, or --keep-last 0", path);
     }
 }

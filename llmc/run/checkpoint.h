@@ -4,20 +4,20 @@
 //                       manifest.json    {"model.safetensors": {"size": 512, "xxh64": "d24e..."},
 //                                         ...}
 //
-// A checkpoint is written as the folder .tmp-step_00000200: every file is synced to the disk, the
-// manifest last, and then the folder is renamed. So a step_ folder is whole as soon as it exists. A
-// kill leaves a .tmp- folder, which readers ignore and the next checkpoint_begin removes. If a
-// step_ folder of the same step exists, a resume has passed over it as damaged; it is removed just
-// before the rename. Only one process may write to a run: start.c holds its lock.
+// A checkpoint is written as the folder .tmp-step: every file is synced to the disk, the manifest
+// last, and then the folder is renamed. So a step_ folder is whole as soon as it exists. A kill
+// leaves .tmp-step, which readers ignore and the next checkpoint_begin removes. If a step_ folder
+// of the same step exists, a resume has passed over it as damaged; it is removed just before the
+// rename. Only one process may write to a run: start.c holds its lock.
 #pragma once
 #include "safetensors.h"
 
 // A checkpoint that is being written.
 typedef struct {
-    int run, folder;      // open: the run's (the caller's) and the .tmp- one in it
-    char temp[PATH_CAP];  // the path of the .tmp- folder
-    int64_t bad;          // values written so far that are infinite or NaN
-    char manifest[2048];  // its text, a line for each file so far
+    int run, folder;                      // open: the run's (the caller's), .tmp-step in it
+    char path[PATH_CAP], temp[PATH_CAP];  // of the checkpoint, and of .tmp-step
+    int64_t bad;                          // values written so far that are infinite or NaN
+    char manifest[2048];                  // its text, a line for each file so far
 } Checkpoint;
 
 // A checkpoint is begun, filled, and then committed or abandoned. A write that fails ends the

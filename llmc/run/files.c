@@ -179,17 +179,17 @@ int folder_open(const char *path) {
 }
 
 // O_NOFOLLOW: a link of that name is an error (ELOOP).
-int folder_open_in(int parent, const char *path) {
+static int open_in(int parent, const char *name) {
+    return openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+}
+
+int folder_make_in(int parent, const char *path) {
     const char *name = file_name(path);
-    bool made = mkdirat(parent, name, 0777) == 0;
-    int fd = -1;
-    if (made || errno == EEXIST)
-        fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    int fd = mkdirat(parent, name, 0777) == 0 ? open_in(parent, name) : -1;
     CHECK_WRITE(fd >= 0,
                 "cannot make the folder %s: %m\n"
                 "  -> free space on that disk, or move away a file or link of that name",
                 path);
-    if (made) folder_sync(parent, path);
     return fd;
 }
 
@@ -207,21 +207,16 @@ bool folder_make(const char *path) {
     return true;
 }
 
-// O_NOFOLLOW: a link of that name is an error (ELOOP). closedir closes the descriptor.
-DIR *folder_list(int folder, const char *name) {
-    int fd = openat(folder, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    return fd < 0 ? NULL : fdopendir(fd);
-}
-
-// unlinkat fails for a folder with EISDIR on Linux, with EPERM elsewhere.
+// unlinkat fails for a folder with EISDIR on Linux, with EPERM elsewhere. closedir closes fd.
 bool folder_remove(int folder, const char *name) {
     if (unlinkat(folder, name, 0) == 0 || errno == ENOENT) return true;
     if (errno != EISDIR && errno != EPERM) return false;
-    DIR *d = folder_list(folder, name);
+    int fd = open_in(folder, name);
+    DIR *d = fd < 0 ? NULL : fdopendir(fd);
     if (!d) return false;
     // A folder inside is not removed; then the last unlinkat fails.
     for (struct dirent *e; (e = readdir(d));)
-        if (strcmp(e->d_name, ".") && strcmp(e->d_name, "..")) unlinkat(dirfd(d), e->d_name, 0);
+        if (strcmp(e->d_name, ".") && strcmp(e->d_name, "..")) unlinkat(fd, e->d_name, 0);
     closedir(d);
     return unlinkat(folder, name, AT_REMOVEDIR) == 0;
 }

@@ -51,16 +51,13 @@ Hash file_write_in(int folder, const char *path, const void *data, size_t n);
 
 int folder_open(const char *path);
 
-// The folder `path`, whose parent is open, made when it is missing. A link is refused: it would
-// lead out of the run.
-int folder_open_in(int parent, const char *path);
+// Makes the folder `path`, whose parent is open, and opens it. Whatever has that name already is
+// refused: a link would lead out of the run. The caller syncs the parent.
+int folder_make_in(int parent, const char *path);
 
 // Makes a folder and those above it, and syncs their names to the disk. false with errno set when
 // the folder exists (EEXIST) or cannot be made.
 bool folder_make(const char *path);
-
-// The folder `name` in an open one, for readdir; NULL with errno set. A link is refused.
-DIR *folder_list(int folder, const char *name);
 
 // Removes the file, link or folder of plain files called `name`; true also if there is none. Links
 // are never followed.
