@@ -225,76 +225,51 @@ size_t tokenizer_piece(const Tokenizer *t, const char *text, size_t n, size_t at
 
 // ------------------------------------------------------------------------------------------ merges
 
+// The rank of the token that the part at i and the next one make; SIZE_MAX: none.
+static size_t merged_rank(const Tokenizer *t, const char *piece, size_t n, const size_t *length,
+                          size_t i) {
+    size_t next = i + length[i];
+    return next < n ? *find_slot(t, piece + i, length[i] + length[next]) : -1;
+}
+
 // Byte-pair encoding (BPE) of a piece. It starts as single bytes (SentencePiece: characters).
 // Among all adjacent parts whose bytes together are a token, the pair with the token of lowest rank
 // is merged, the leftmost one first, until no pair is left. Ranks follow the order in which merges
-// were learned, so no list of pairs is needed. A binary heap holds the possible merges, lowest rank
-// first, so a piece of n bytes takes n log n steps. An entry is stale, and skipped, if the two
-// parts at its place no longer have as many bytes as its token.
-typedef struct {
-    const Tokenizer *t;
-    const char *piece;
-    size_t n;          // bytes of the piece
-    uint64_t *heap;    // [3 n] rank << 32 | where the left part begins
-    size_t count;      // of the heap
-    uint32_t *length;  // [n] bytes of the part that begins here, 0: none does
-} Merges;
-
-// Invariant: heap[i] is at most heap[2 i + 1] and heap[2 i + 2].
-static void heap_add(Merges *m, uint64_t entry) {
-    size_t i = m->count++;
-    for (; i > 0 && m->heap[(i - 1) / 2] > entry; i = (i - 1) / 2)
-        m->heap[i] = m->heap[(i - 1) / 2];
-    m->heap[i] = entry;
-}
-
-// Removes the least entry; the last one sinks from the root to its place.
-static uint64_t heap_take(Merges *m) {
-    uint64_t least = m->heap[0], entry = m->heap[--m->count];
-    size_t i = 0;
-    for (size_t child; (child = 2 * i + 1) < m->count; i = child) {
-        if (child + 1 < m->count && m->heap[child + 1] < m->heap[child]) child++;
-        if (m->heap[child] >= entry) break;
-        m->heap[i] = m->heap[child];
-    }
-    m->heap[i] = entry;
-    return least;
-}
-
-// Adds the merge of the part at i with the next one, if together they are a token.
-static void merges_add(Merges *m, size_t i) {
-    size_t next = i + m->length[i];
-    if (next >= m->n) return;
-    size_t length = m->length[i] + m->length[next];
-    int32_t rank = *find_slot(m->t, m->piece + i, length);
-    if (rank >= 0) heap_add(m, (uint64_t)rank << 32 | i);
-}
-
+// were learned, so no list of pairs is needed.
+//
+// A sweep from left to right merges all pairs of the lowest rank. A merge makes two new pairs, with
+// the part before and the part behind. A new pair whose rank is not above the lowest is merged at
+// once: all other pairs have higher ranks on the left, and none lower on the right. So the order is
+// that of one merge at a time, and a rank takes one sweep.
+//
 // Writes the tokens of a piece of n bytes, at most n, and returns how many. A part that is no token
-// becomes its bytes. The heap gets fewer than 3 n entries: n - 1 at first, and two for each of at
-// most n - 1 merges.
+// becomes its bytes.
 static int64_t merge_piece(const Tokenizer *t, const char *piece, size_t n, int32_t *tokens) {
-    uint64_t *heap = check_alloc(4 * n * sizeof *heap, "a word");
-    uint32_t *length = (uint32_t *)(heap + 3 * n);
-    uint32_t *before = length + n;  // [n] start of the part before the one that begins here
-    Merges m = {t, piece, n, heap, 0, length};
+    // [n] bytes of the part that begins here; where the part before it begins; merged_rank
+    size_t *length = check_alloc(3 * n * sizeof *length, "a word");
+    size_t *before = length + n, *rank = before + n;
     int64_t count = 0;
-    for (size_t i = 0; i < n; i += length[i]) {
+    for (size_t i = 0, last = 0; i < n; last = i, i += length[i]) {
         length[i] = t->how.bytes ? utf8_length(piece + i, n - i) : 1;
-        if (i + length[i] < n) before[i + length[i]] = i;
+        before[i] = last;
     }
-    for (size_t i = 0; i < n; i += length[i]) merges_add(&m, i);
-    while (m.count) {
-        uint64_t entry = heap_take(&m);
-        size_t i = (uint32_t)entry, next = i + length[i];
-        // Bytes of the entry's token.
-        size_t bytes = t->file[t->where[t->order[entry >> 32]] - 1];
-        if (!length[i] || next >= n || length[i] + length[next] != bytes) continue;
-        length[i] = bytes;
-        length[next] = 0;
-        if (i + bytes < n) before[i + bytes] = i;
-        merges_add(&m, i);
-        if (i > 0) merges_add(&m, before[i]);
+    for (size_t i = 0; i < n; i += length[i]) rank[i] = merged_rank(t, piece, n, length, i);
+    for (;;) {
+        size_t lowest = SIZE_MAX;
+        for (size_t i = 0; i < n; i += length[i])
+            if (rank[i] < lowest) lowest = rank[i];
+        if (lowest == SIZE_MAX) break;
+        for (size_t i = 0; i < n;) {
+            if (rank[i] > lowest) {
+                i += length[i];
+                continue;
+            }
+            length[i] += length[i + length[i]];
+            if (i + length[i] < n) before[i + length[i]] = i;
+            rank[i] = merged_rank(t, piece, n, length, i);
+            rank[before[i]] = merged_rank(t, piece, n, length, before[i]);
+            if (rank[before[i]] <= rank[i]) i = before[i];
+        }
     }
     // The parts that are left, from left to right.
     for (size_t i = 0; i < n; i += length[i]) {
@@ -306,7 +281,7 @@ static int64_t merge_piece(const Tokenizer *t, const char *piece, size_t n, int3
         for (size_t k = 0; token < 0 && k < length[i]; k++)
             tokens[count++] = t->how.bytes + (uint8_t)piece[i + k];
     }
-    free(heap);
+    free(length);
     return count;
 }
 
@@ -350,7 +325,6 @@ int64_t tokenizer_encode(const Tokenizer *t, const char *text, size_t n, int32_t
     CHECK(t->classes,
           "this tokenizer only decodes\n"
           "  -> python3 data/tokenizer.py FOLDER writes another, or says why not");
-    CHECK(n < UINT32_MAX, "expected less than 4 GiB of text, found %zu bytes\n  -> split it", n);
     int64_t count = 0;
     for (size_t at = 0, length, before = 0, kind; at < n; at += length, before = kind) {
         kind = t->classes[code_at(text, n, at, &length)];
