@@ -5,8 +5,7 @@
 // examples; even, a text, both with eight bytes for the header's words behind magic and version,
 // and without its thousand zeros.
 #include "fuzz.h"
-#include "../../llmc/run/data.h"
-#include "../../llmc/run/eval.h"
+#include "../../llmc/run/run.h"
 
 enum { VOCAB = 512 };
 
@@ -27,8 +26,7 @@ static void check_rows(const Task *t, int T) {
 
 static void open_tasks(const uint8_t *data, size_t size) {
     char path[FUZZ_PATH];
-    static const Tokenizer NONE;
-    TaskReader r = {VOCAB, 1 + data[0] % 64, &NONE};
+    Run r = {.m.V = VOCAB, .m.T = 1 + data[0] % 64};
     Tasks tasks;
     if (data[1] && size >= 10) {
         int32_t head[SHARD_HEADER_BYTES / 4] = {data[1] % 2 ? EVAL_MAGIC : SHARD_MAGIC_16, 1};
@@ -40,7 +38,7 @@ static void open_tasks(const uint8_t *data, size_t size) {
         free(file);
     } else fuzz_file(path, "task.bin", data + 2, size - 2);
     tasks_open(&tasks, path, &r);
-    check_rows(tasks.task, r.T);
+    check_rows(tasks.task, r.m.T);
     TaskMetric metrics[TASK_METRICS];
     must(task_metrics(tasks.task, metrics) >= 1);
     tasks_close(&tasks);

@@ -19,14 +19,13 @@ int main(int argc, char **argv) {
     r->layout = layout_make(&r->m);
     layout_share(&r->layout, &r->m, false, 0, 1);
     run_open_tokenizer(r);
-    tasks_open(&r->tasks, r->f->tasks, &(TaskReader){r->m.V, r->m.T, &r->tokenizer});
+    tasks_open(&r->tasks, r->f->tasks, r);
     Setup setup = run_setup(r);
     r->gpt = r->t->create(&r->m, &setup);
     r->inputs = check_alloc((size_t)setup.B * (size_t)setup.T * sizeof *r->inputs, "a batch");
     run_read_weights(r, r->f->from);
-    TaskScorer s = {r->t, r->gpt, &r->comm, r->micro, r->m.T, r->m.V, r->inputs};
     for (Task *t = r->tasks.task; t < r->tasks.task + r->tasks.count; t++) {
-        task_score(t, &s);
+        task_score(t, r);
         for (int64_t at = 0, next; at < t->rows; at = next) {
             int chosen = task_choice(t, at, false, &next);
             int by_length = task_choice(t, at, true, &next);

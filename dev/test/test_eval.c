@@ -1,15 +1,12 @@
 // test_eval.c: files of tasks and what they are refused for; scores against softmax written out;
 // windows; metrics by hand.
 #include "test.h"
-#include "../../llmc/run/config.h"
-#include "../../llmc/run/data.h"
-#include "../../llmc/run/eval.h"
+#include "../../llmc/run/run.h"
 #include "model.h"
 
 enum { V = 40, T = 16, WORDS = 512 };
 
-static const Tokenizer NO_TOKENIZER;
-static const TaskReader READER = {V, T, &NO_TOKENIZER};
+static const Run RUN = {.m.V = V, .m.T = T};  // without a tokenizer
 
 typedef struct { int32_t head[256]; uint16_t words[WORDS]; int count; char path[256]; } File;
 
@@ -51,12 +48,12 @@ static File file_make(const char *name) {
 
 static void open_file(void *path) {
     Task t;
-    task_open(&t, path, &READER);
+    task_open(&t, path, &RUN);
 }
 
 static void open_list(void *list) {
     Tasks tasks;
-    tasks_open(&tasks, list, &READER);
+    tasks_open(&tasks, list, &RUN);
 }
 
 // ---------------------------------------------------------------------------------------- refusals
@@ -137,16 +134,16 @@ static void test_lists(void) {
         file_write(&f);
     }
     Tasks tasks;
-    tasks_open(&tasks, folder, &READER);
+    tasks_open(&tasks, folder, &RUN);
     EXPECT(tasks.count == 2 && !strcmp(tasks.task[0].name, "a") &&
                !strcmp(tasks.task[1].name, "b") && tasks.task[1].kind == TASK_WORD,
            "a folder's tasks by name, without tokenizer.bin and text");
     tasks_close(&tasks);
     check_format(other, sizeof other, "%s/a.bin", folder);
-    tasks_open(&tasks, check_format(list, sizeof list, "%s,%s/b_val.bin", other, folder), &READER);
+    tasks_open(&tasks, check_format(list, sizeof list, "%s,%s/b_val.bin", other, folder), &RUN);
     EXPECT(tasks.count == 2, "files with a comma between them");
     tasks_close(&tasks);
-    tasks_open(&tasks, "", &READER);
+    tasks_open(&tasks, "", &RUN);
     EXPECT(!tasks.count, "no tasks");
     EXPECT_REFUSAL(open_list, check_format(list, sizeof list, "%s,%s", other, other),
                    "another task is named a too");
@@ -196,10 +193,10 @@ static void expect_scores(const Trainer *t, Task *task, const Model *m, int B, d
     Layout layout = layout_make(m);
     Gpt *g = t->create(m, &setup), *h = judge_fp64.create(m, &judge);
     int32_t inputs[8 * T], tokens[T + 1];
-    TaskScorer s = {t, g, NULL, B, T, V, inputs};
+    Run run = {.t = t, .gpt = g, .m = *m, .micro = B, .inputs = inputs};
     fill_weights(t, g, &layout, 3, sizeof(float));
     fill_weights(&judge_fp64, h, &layout, 3, sizeof(float));
-    task_score(task, &s);
+    task_score(task, &run);
     for (int64_t i = 0; i < task->rows; i++) {
         bool greedy;
         double p = log_p(&judge_fp64, h, tokens, row_tokens(task, &task->row[i], tokens),
@@ -220,7 +217,7 @@ static void test_scores(void) {
     for (int i = 0; i < 6; i++) add_example(&f, i % 3, 3, 1 + 4 * i, i % 2 ? 0 : 2);
     file_write(&f);
     Task t;
-    task_open(&t, f.path, &READER);
+    task_open(&t, f.path, &RUN);
     EXPECT(t.kind == TASK_CHOICE && t.rows == 18 && t.examples == 6 && t.cut == 6,
            "%lld sequences, %lld cut", (long long)t.rows, (long long)t.cut);
     EXPECT(t.row[2].scored == 3 && t.row[2].tokens - t.row[2].before == 5 &&
@@ -251,7 +248,7 @@ static void test_scores(void) {
     judge_fp64.destroy(g);
     layout_free(&layout);
     file_write(&f);
-    task_open(&t, f.path, &READER);
+    task_open(&t, f.path, &RUN);
     expect_scores(&judge_fp64, &t, &m, 3, 1e-12);
     TaskMetric metrics[TASK_METRICS];
     int count = task_metrics(&t, metrics);
@@ -274,7 +271,7 @@ static void test_windows(void) {
     f.head[SHARD_WORDS] = 60;
     file_write(&f);
     Task t;
-    task_open(&t, f.path, &READER);
+    task_open(&t, f.path, &RUN);
     int seen[WORDS] = {0}, wrong = 0;
     for (int64_t i = 0; i < t.rows; i++) {
         const TaskRow *row = &t.row[i];
@@ -305,7 +302,7 @@ static void test_wide(void) {
     for (int i = 0; i < 3; i++) add_example(&f, i == 2, 2, 2 + i, i);
     file_write(&f);
     Task narrow, wide;
-    task_open(&narrow, f.path, &READER);
+    task_open(&narrow, f.path, &RUN);
     uint32_t words[WORDS];
     for (int i = 0; i < f.count; i++) words[i] = f.words[i];
     for (int64_t at = 0; at < f.count; at += words[at + 1] / 4) words[at + 1] *= 2;
@@ -329,7 +326,7 @@ static void test_wide(void) {
     fwrite(f.head, 1, sizeof f.head, out);
     fwrite(words, 4, (size_t)f.count, out);
     fclose(out);
-    task_open(&wide, f.path, &READER);
+    task_open(&wide, f.path, &RUN);
     bool same = wide.rows == narrow.rows && wide.tokens == narrow.tokens && wide.width == 4;
     for (int64_t i = 0; same && i < wide.rows; i++)
         same = !memcmp(&wide.row[i], &narrow.row[i], sizeof(TaskRow));
@@ -349,7 +346,7 @@ static void test_average(void) {
         for (int i = 0; i < 4; i++) add_example(&f, i % 2, 2, 2, 0);
         f.head[4] = scores[k];
         file_write(&f);
-        task_open(&tasks[k], f.path, &READER);
+        task_open(&tasks[k], f.path, &RUN);
         // The last example has the larger sum in its second completion, which is right, the others
         // in their first, which is right in two: acc 3/4. By length, 20 and 10, the first is always
         // chosen: acc_norm 1/2.
@@ -377,7 +374,7 @@ static void test_metrics(void) {
     for (int i = 0; i < 3; i++) add_example(&f, i == 2, 2, 2, 0);
     file_write(&f);
     Task t;
-    task_open(&t, f.path, &READER);  // lengths are 20 and 10
+    task_open(&t, f.path, &RUN);  // lengths are 20 and 10
     static const double scores[] = {-3, -2, -5, -5, -4, -1};
     for (int i = 0; i < 6; i++) t.scores[2 * i] = scores[i];
     TaskMetric metrics[TASK_METRICS];
@@ -389,7 +386,7 @@ static void test_metrics(void) {
     f = file_make("hand.bin");
     for (int i = 0; i < 2; i++) add_example(&f, 0, 1, 2, 0);
     file_write(&f);
-    task_open(&t, f.path, &READER);
+    task_open(&t, f.path, &RUN);
     t.scores[0] = -1;
     t.scores[2] = -3;
     t.scores[1] = 1;
@@ -409,24 +406,25 @@ static void test_metrics(void) {
     // A file that does not say lengths: characters by the tokenizer, tokens without one.
     char path[256];
     char error[ERROR_CAP];
-    Tokenizer tokenizer;
+    Run run = {.m.T = T};
+    Tokenizer *tokenizer = &run.tokenizer;
     test_write_tokenizer(check_format(path, sizeof path, "%s/tokenizer.bin",
                                       test_dir("eval_tokenizer")));
-    EXPECT(tokenizer_open(path, &tokenizer, error), "%s: %s", path, error);
+    EXPECT(tokenizer_open(path, tokenizer, error), "%s: %s", path, error);
     f = file_make("plain.bin");
     int32_t words[13];
-    int n = (int)tokenizer_encode(&tokenizer, " the\xC3\xA9", 6, words);
+    int n = (int)tokenizer_encode(tokenizer, " the\xC3\xA9", 6, words);
     add_example(&f, 0, n, 2, -1);
     for (int i = 0; i < n; i++) f.words[f.count - n + i] = (uint16_t)words[i];
     file_write(&f);
-    TaskReader reader = {tokenizer.count, T, &tokenizer};
-    TaskReader without = {tokenizer.count, T, &NO_TOKENIZER};
-    task_open(&t, f.path, &reader);
+    run.m.V = tokenizer->count;
+    const Run without = {.m = run.m};
+    task_open(&t, f.path, &run);
     EXPECT(n > 1 && t.row[n - 1].length == 4, "the\xC3\xA9 has four characters, found %g",
            t.row[n - 1].length);
     task_open(&t, f.path, &without);
     EXPECT(t.row[n - 1].length == n, "and %d tokens, found %g", n, t.row[n - 1].length);
-    tokenizer_close(&tokenizer);
+    tokenizer_close(tokenizer);
 }
 
 void test_eval(void) {

@@ -1,9 +1,8 @@
 // eval.c: see eval.h. A task of any kind becomes a list of sequences (TaskRow). One loop scores
 // them; the metrics then depend on the kind. A damaged file is refused before anything is scored.
-#include "eval.h"
+#include "run.h"
 #include <math.h>
 #include "../exp.h"
-#include "data.h"
 
 // Batches are padded to a multiple of this length, so that few different lengths occur.
 enum { LENGTH_STEP = 32 };
@@ -58,7 +57,7 @@ static double completion_length(const Task *t, const TaskRow *row, const Tokeniz
 //
 // data/get.py appends the length in characters of each completion, then for each completion how
 // many of its first tokens belong to the context and are not scored.
-static int64_t read_example(Task *t, const char *path, int64_t at, const TaskReader *r) {
+static int64_t read_example(Task *t, const char *path, int64_t at, const Run *r) {
     // An example begins with six words; start is -1 if the file ends before them.
     long long start = t->tokens - at < 6 ? -1 : task_token(t, at);
     CHECK(start == EVAL_START,
@@ -89,7 +88,7 @@ static int64_t read_example(Task *t, const char *path, int64_t at, const TaskRea
         add_row(t, (TaskRow){
             .context = context, .completion = at + 1,
             .before = before, .tokens = before + after, .scored = after, .label = label,
-        }, r->T);
+        }, r->m.T);
         at += 1 + after;
     }
     // Two words for each completion follow (data/get.py), or none (llm.c).
@@ -107,12 +106,13 @@ static int64_t read_example(Task *t, const char *path, int64_t at, const TaskRea
               "%s: completion %lld of example %lld has %d tokens to score and %d before them, "
               "expected at least one of each" REWRITE,
               path, i, t->examples, row->scored, unscored);
-        CHECK(row->scored <= r->T,
+        CHECK(row->scored <= r->m.T,
               "%s: expected completions of at most --seq %d tokens, found one of %d\n"
-              "  -> a larger --seq, or --tasks without this file", path, r->T, row->scored);
-        row->length = has_lengths ? task_token(t, at + i) : completion_length(t, row, r->tokenizer);
+              "  -> a larger --seq, or --tasks without this file", path, r->m.T, row->scored);
+        row->length = has_lengths ? task_token(t, at + i)
+                                  : completion_length(t, row, &r->tokenizer);
     }
-    if (t->kind == TASK_CHOICE && !has_lengths && !r->tokenizer->count && !t->examples)
+    if (t->kind == TASK_CHOICE && !has_lengths && !r->tokenizer.count && !t->examples)
         printf("note: %s does not have the lengths of completions, and no tokenizer.bin was found: "
                "acc_norm divides by tokens, as llm.c does\n  -> --tokenizer FILE\n", t->name);
     t->examples++;
@@ -121,7 +121,7 @@ static int64_t read_example(Task *t, const char *path, int64_t at, const TaskRea
 
 // Reads a file of examples. Its header: magic, version, number of examples, bytes of the longest
 // one, score. All but the last are checked against the examples.
-static void read_examples(Task *t, const char *path, size_t size, const TaskReader *r) {
+static void read_examples(Task *t, const char *path, size_t size, const Run *r) {
     const int32_t *head = (const int32_t *)t->file;
     int32_t version = head[1], examples = head[2];
     long long at = 0, longest = 0;
@@ -157,7 +157,7 @@ static void read_document(Task *t, int64_t at, int64_t n, int T) {
 }
 
 // Reads a text, which is a shard. Its first token is the separator that begins every document.
-static void read_text(Task *t, const char *path, const TaskReader *r) {
+static void read_text(Task *t, const char *path, const Run *r) {
     DataLoader shard;
     loader_open(&shard, path, "val", 1, 0, 0);    // reads and checks the header
     t->kind = TASK_TEXT;
@@ -167,14 +167,14 @@ static void read_text(Task *t, const char *path, const TaskReader *r) {
     t->words = shard.words;
     int64_t begin = 0, separator = task_token(t, 0);
     // The tokenizer names the separator; without one, end is 0, the separator of bytes.
-    bool known = r->tokenizer->count || shard.vocab == CORPUS_VOCAB;
+    bool known = r->tokenizer.count || shard.vocab == CORPUS_VOCAB;
     loader_close(&shard);
-    CHECK(!known || separator == r->tokenizer->end,
+    CHECK(!known || separator == r->tokenizer.end,
           "%s: expected a text that begins with token %d, as documents do, found %lld\n"
-          "  -> the first shard of a split", path, r->tokenizer->end, (long long)separator);
+          "  -> the first shard of a split", path, r->tokenizer.end, (long long)separator);
     for (int64_t i = 1; i <= t->tokens; i++) {
         if (i < t->tokens && task_token(t, i) != separator) continue;
-        read_document(t, begin, i - begin - 1, r->T);
+        read_document(t, begin, i - begin - 1, r->m.T);
         begin = i;
     }
     CHECK(t->rows,
@@ -190,7 +190,7 @@ static int longest_first(const void *a, const void *b) {
     return x->inputs == y->inputs ? (x < y) - (x > y) : y->inputs - x->inputs;
 }
 
-void task_open(Task *t, const char *path, const TaskReader *r) {
+void task_open(Task *t, const char *path, const Run *r) {
     size_t size;
     memset(t, 0, sizeof *t);
     // "data/hellaswag_val.bin" holds the task hellaswag.
@@ -216,19 +216,19 @@ void task_open(Task *t, const char *path, const TaskReader *r) {
         t->cut += row->tokens > row->inputs + 1;
         for (int k = 0; k < row->tokens; k++) {
             long long at = row_place(row, k), token = task_token(t, at);
-            CHECK(token < r->V,
+            CHECK(token < r->m.V,
                   "%s: expected tokens below %d, the model's vocabulary, found %lld at position "
-                  "%lld\n  -> a file made with the model's tokenizer", path, r->V, token, at);
+                  "%lld\n  -> a file made with the model's tokenizer", path, r->m.V, token, at);
         }
     }
     qsort(t->order, t->rows, sizeof *t->order, longest_first);
     if (t->cut)
         printf("note: %lld of the %lld sequences of %s are longer than --seq %d: their beginning "
-               "is cut\n", t->cut, t->rows, t->name, r->T);
+               "is cut\n", t->cut, t->rows, t->name, r->m.T);
 }
 
 // Results are logged by name, so two tasks of one name are refused.
-static void add_task(Tasks *tasks, const char *path, const TaskReader *r) {
+static void add_task(Tasks *tasks, const char *path, const Run *r) {
     tasks->task = check_grow(tasks->task, tasks->count, sizeof(Task), "a list of tasks");
     Task *t = &tasks->task[tasks->count++];
     task_open(t, path, r);
@@ -237,7 +237,7 @@ static void add_task(Tasks *tasks, const char *path, const TaskReader *r) {
               "%s: another task is named %s too\n  -> rename the file", path, t->name);
 }
 
-void tasks_open(Tasks *tasks, const char *list, const TaskReader *r) {
+void tasks_open(Tasks *tasks, const char *list, const Run *r) {
     char item[PATH_CAP], path[PATH_CAP];
     memset(tasks, 0, sizeof *tasks);
     for (size_t n; *list; list += n + (list[n] == ',')) {
@@ -298,18 +298,18 @@ static double log_softmax(const void *logits, size_t element, int V, int64_t tar
 
 // Scores the n sequences from order[first] on as one batch. Padding after a shorter sequence does
 // not change its logits: attention is causal.
-static void score_batch(Task *t, const TaskScorer *s, int64_t first, int n) {
+static void score_batch(Task *t, Run *r, int64_t first, int n) {
     TaskRow **rows = t->order + first;
-    int T = least(CEIL_DIV(rows[0]->inputs, LENGTH_STEP) * LENGTH_STEP, s->T);
+    int T = least(CEIL_DIV(rows[0]->inputs, LENGTH_STEP) * LENGTH_STEP, r->m.T);
     // Shorter sequences are padded with zeros.
-    memset(s->inputs, 0, sizeof *s->inputs * n * T);
+    memset(r->inputs, 0, sizeof *r->inputs * n * T);
     for (int b = 0; b < n; b++) {
         const TaskRow *row = rows[b];
         int skip = row->tokens - 1 - row->inputs;                     // the beginning, if cut
         for (int i = 0; i < row->inputs; i++)
-            s->inputs[b * T + i] = task_token(t, row_place(row, skip + i));
+            r->inputs[b * T + i] = task_token(t, row_place(row, skip + i));
     }
-    s->t->forward(s->gpt, s->inputs, NULL, n, T);
+    r->t->forward(r->gpt, r->inputs, NULL, n, T);
     for (int b = 0; b < n; b++) {
         const TaskRow *row = rows[b];
         double *score = t->scores + 2 * (row - t->row);
@@ -317,23 +317,23 @@ static void score_batch(Task *t, const TaskScorer *s, int64_t first, int n) {
         // The logits at position i predict token i + 1.
         for (int k = row->scored; k > 0; k--) {
             int64_t target = task_token(t, row_place(row, row->tokens - k));
-            const void *logits = s->t->logits(s->gpt, (int64_t)b * T + row->inputs - k);
-            score[0] += log_softmax(logits, s->t->element, s->V, target, &score[1]);
+            const void *logits = r->t->logits(r->gpt, (int64_t)b * T + row->inputs - k);
+            score[0] += log_softmax(logits, r->t->element, r->m.V, target, &score[1]);
         }
     }
 }
 
 // In each round every process scores one batch, the longest sequences that are left first.
-bool task_score(Task *t, const TaskScorer *s) {
-    int64_t step = (int64_t)s->B * comm_size(s->comm);
+bool task_score(Task *t, Run *r) {
+    int64_t step = (int64_t)r->micro * comm_size(&r->comm);
     double begin = clock_seconds(), printed = begin, all = 0, done = 0;
     for (int64_t i = 0; i < t->rows; i++) all += t->row[i].inputs;
     memset(t->scores, 0, 2 * t->rows * sizeof *t->scores);
     // A group: the sequences that all processes score in one round.
     for (int64_t group = 0; group < t->rows; group += step) {
-        int64_t first = group + (int64_t)s->B * comm_rank(s->comm), left = t->rows - first;
-        if (comm_signal(s->comm)) return false;
-        if (left > 0) score_batch(t, s, first, least(left, s->B));
+        int64_t first = group + (int64_t)r->micro * comm_rank(&r->comm), left = t->rows - first;
+        if (comm_signal(&r->comm)) return false;
+        if (left > 0) score_batch(t, r, first, least(left, r->micro));
         for (int64_t i = group; i < group + step && i < t->rows; i++)
             done += t->order[i]->inputs;
         // A line of progress every five seconds, counted in tokens.
@@ -345,7 +345,7 @@ bool task_score(Task *t, const TaskScorer *s) {
         fflush(stdout);
         printed = now;
     }
-    comm_all_reduce(s->comm, t->scores, 2 * t->rows, COMM_SUM);   // each row is scored once
+    comm_all_reduce(&r->comm, t->scores, 2 * t->rows, COMM_SUM);   // each row is scored once
     return true;
 }
 

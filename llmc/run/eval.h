@@ -24,7 +24,7 @@
 #pragma once
 #include "log.h"
 #include "tokenizer.h"
-#include "trainer.h"
+#include "train.h"
 
 enum { EVAL_MAGIC = 20240522 };           // of llm.c's evaluation format
 enum { EVAL_VERSION_16 = 1, EVAL_VERSION_32 = 2 };         // by the width of its numbers
@@ -67,31 +67,16 @@ typedef struct {
     double value, deviation;              // deviation: the standard error; NAN: unknown
 } TaskMetric;
 
-// A reader of task files knows the model's vocabulary and sequence length, and its tokenizer
-// (count 0: none).
-typedef struct {
-    int V, T;
-    const Tokenizer *tokenizer;
-} TaskReader;
-
-// A scorer runs the model on batches of at most B sequences of T tokens, gathered in inputs.
-typedef struct {
-    const Trainer *t;
-    Gpt *gpt;
-    Comm *comm;
-    int B, T, V;
-    int32_t *inputs;                      // [B, T]
-} TaskScorer;
-
 // list: FILE[,FILE...]. A folder stands for its *.bin files in the order of their names, without
-// tokenizer.bin.
-void tasks_open(Tasks *tasks, const char *list, const TaskReader *r);
-void task_open(Task *t, const char *path, const TaskReader *r);
+// tokenizer.bin. Of the run only m.V, m.T and the tokenizer are read.
+void tasks_open(Tasks *tasks, const char *list, const Run *r);
+void task_open(Task *t, const char *path, const Run *r);
 void tasks_close(Tasks *tasks);
 int64_t task_token(const Task *t, int64_t i);
 
-// Fills t->scores; each process scores its share. False: a signal stopped it.
-bool task_score(Task *t, const TaskScorer *s);
+// Fills t->scores; each process scores its share, in batches of r->micro sequences, which are
+// gathered in r->inputs. False: a signal stopped it.
+bool task_score(Task *t, Run *r);
 int task_metrics(const Task *t, TaskMetric metrics[TASK_METRICS]);      // returns how many
 // Prints the metrics as a table and logs them as the member "task_results"; then, as
 // "task_average", the mean of the metrics that task files name (data/get.py spannorm and the like).

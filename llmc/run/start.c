@@ -335,7 +335,7 @@ Run *run_open(const Trainer *t, int argc, char **argv) {
     memory_choose(r);
     run_open_tokenizer(r);
     if (f->eval || r->training)
-        tasks_open(&r->tasks, f->tasks, &(TaskReader){r->m.V, r->m.T, &r->tokenizer});
+        tasks_open(&r->tasks, f->tasks, r);
     show_model(r, false);
 
     // Memory: a micro-batch, the device's arenas, then the weights into them.

@@ -109,9 +109,8 @@ static void log_validation(Run *r) {
 // The line is logged after the last task. A signal before that leaves no line, so the resumed run
 // does all tasks again.
 static void log_tasks(Run *r) {
-    TaskScorer s = {r->t, r->gpt, &r->comm, r->micro, r->m.T, r->m.V, r->inputs};
     for (Task *t = r->tasks.task; t < r->tasks.task + r->tasks.count; t++)
-        if (!task_score(t, &s)) return;
+        if (!task_score(t, r)) return;
     Log *log = run_begin_line(r);
     tasks_report(&r->tasks, log);
     log_end(log);
