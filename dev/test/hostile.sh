@@ -354,7 +354,7 @@ copy run moved; copy data moved_data
 works "data that moved" "$train" --out moved $more --data ./moved_data
 holds "data that moved: the same weights" test "$(result)" = "$expected"
 copy run moved; mv data data_away
-refused "data that is gone" "found nothing there" "$train" --out moved $more
+refused "data that is gone" "cannot be opened: No such file" "$train" --out moved $more
 mv data_away data
 for split in train val; do
     copy run moved; copy data other_data; flip other_data/${split}_000000.bin 1500 0
@@ -499,7 +499,7 @@ refused "--data a device"                "it is a pipe or device"          $T --
 refused "--data an empty folder"         "expected files named"            $T --data empty
 refused "--data a text"                  "is not a shard"                  $T --data text.txt
 refused "--data a loop of links"         "Too many levels"                 $T --data loop
-refused "--data nothing"                 "found nothing there"             $T --data nowhere
+refused "--data nothing"                 "cannot be opened: No such file"  $T --data nowhere
 refused "--val-data a pipe"              "it is a pipe or device"          $T --data data \
     --val-data pipe
 refused "--init-from a pipe"             "expected a regular file"         $T --data data \

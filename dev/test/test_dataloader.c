@@ -260,8 +260,9 @@ static void test_bad_shards(void) {
     char path[256], empty[256];
     check_format(empty, sizeof empty, "%s", test_dir("loader_none"));
     refuse(check_format(path, sizeof path, "%s/missing", empty), 4, -1, 0, NULL,
-           "missing: expected a shard, a folder of shards or a pattern, found nothing");
-    refuse(check_format(path, sizeof path, "%s/*.bin", empty), 4, -1, 0, NULL, "found nothing");
+           "missing: this shard cannot be opened: No such file");
+    refuse(check_format(path, sizeof path, "%s/*.bin", empty), 4, -1, 0, NULL,
+           "*.bin: this shard cannot be opened: No such file");
     refuse(empty, 4, -1, 0, NULL,
            "expected files named *train*.bin, found none among its 0 .bin files");
     write_shard(check_format(path, sizeof path, "%s/val.bin", empty), 0, 9, 2, 0);

@@ -48,7 +48,8 @@ static void shard_add(DataLoader *d, const char *path) {
     int fd = file_open(path, &size);
     CHECK(fd >= 0,
           "%s: this shard cannot be opened: %s\n"
-          "  -> --data FILE, FOLDER or 'PATTERN', of files that may be read",
+          "  -> --data FILE, FOLDER or 'PATTERN', of files that may be read; without --data: the "
+          "built-in corpus",
           path, file_error());
     long long got = file_read_at(fd, head, SHARD_HEADER_BYTES, 0);
     close(fd);
@@ -125,13 +126,8 @@ static void shard_list_folder(DataLoader *d, const char *path, const char *split
 static void shard_list(DataLoader *d, const char *path, const char *split) {
     glob_t found;
     if (is_folder(path)) shard_list_folder(d, path, split);
-    else if (file_exists(path)) shard_add(d, path);
+    else if (file_exists(path) || glob(path, 0, NULL, &found) != 0) shard_add(d, path);
     else {
-        int error = errno;  // of file_exists: glob may change it
-        CHECK(glob(path, 0, NULL, &found) == 0,
-              "%s: expected a shard, a folder of shards or a pattern, found nothing there: %s\n"
-              "  -> check the path, or leave --data out for the built-in corpus",
-              path, strerror(error));
         for (size_t i = 0; i < found.gl_pathc; i++) shard_add(d, found.gl_pathv[i]);
         globfree(&found);
     }
@@ -165,8 +161,8 @@ void loader_open(DataLoader *d, const char *path, const char *split, int seq, bo
 
 // A running hasher stops after its current shard.
 void loader_close(DataLoader *d) {
-    d->hasher.stop = true;
-    if (d->hasher.running) pthread_join(d->hasher.thread, NULL);
+    d->stop = true;
+    if (d->hashing) pthread_join(d->hasher, NULL);
     if (d->open) close(d->fd);
     free(d->shards);
     free(d->raw);
@@ -180,30 +176,29 @@ void loader_close(DataLoader *d) {
 // The thread's function: hashes every shard, and compares with the hash of an earlier pass, if any.
 static void *shard_hash_all(void *loader) {
     DataLoader *d = loader;
-    ShardHasher *hasher = &d->hasher;
-    for (Shard *s = d->shards; s < d->shards + d->shard_count && !hasher->bad; s++) {
+    for (Shard *s = d->shards; s < d->shards + d->shard_count && !d->bad; s++) {
         Hash hash;
-        if (hasher->stop) break;  // loader_close waits
+        if (d->stop) break;  // loader_close waits
         // A shard that cannot be read, or that has changed, ends the pass.
-        hasher->error = file_hash(s->path, &hash, &hasher->bytes) ? 0 : errno;
+        d->error = file_hash(s->path, &hash, &d->hashed_bytes) ? 0 : errno;
         uint64_t now = hash_end(&hash);
-        if (hasher->error || (s->hash && s->hash != now)) hasher->bad = s;
+        if (d->error || (s->hash && s->hash != now)) d->bad = s;
         s->hash = now;
     }
-    hasher->done = true;
+    d->hashed = true;
     return NULL;
 }
 
 // Does nothing while the thread runs, and for the built-in corpus, whose hash is known.
 void loader_hash_begin(DataLoader *d) {
-    ShardHasher *hasher = &d->hasher;
-    if (hasher->running || !d->shard_count) return;
-    memset(hasher, 0, sizeof *hasher);
-    int error = pthread_create(&hasher->thread, NULL, shard_hash_all, d);
+    if (d->hashing || !d->shard_count) return;
+    d->hashed = false;
+    d->hashed_bytes = 0;
+    int error = pthread_create(&d->hasher, NULL, shard_hash_all, d);
     CHECK(!error,
           "cannot start a thread that hashes the data: %s\n"
           "  -> close other programs, or raise the limit on threads (ulimit -u)", strerror(error));
-    hasher->running = true;
+    d->hashing = true;
 }
 
 // From the headers: no token is read.
@@ -213,24 +208,22 @@ double loader_gigabytes(const DataLoader *d) {
 
 // Polls the thread instead of joining it at once, so that progress can be printed.
 uint64_t loader_hash_end(DataLoader *d) {
-    ShardHasher *hasher = &d->hasher;
-    if (!hasher->running) return d->content;
+    if (!d->hashing) return d->content;
     double printed = clock_seconds();
-    while (!hasher->done) {
+    while (!d->hashed) {
         usleep(1000);
         if (clock_seconds() - printed < 2) continue;
-        printf("hashing the data: %.1f of %.1f GB\n", 1e-9 * hasher->bytes, loader_gigabytes(d));
+        printf("hashing the data: %.1f of %.1f GB\n", 1e-9 * d->hashed_bytes, loader_gigabytes(d));
         fflush(stdout);
         printed = clock_seconds();
     }
-    pthread_join(hasher->thread, NULL);
-    hasher->running = false;
+    pthread_join(d->hasher, NULL);
+    d->hashing = false;
     // The thread has ended: its results are read without locks.
-    const Shard *bad = hasher->bad;
-    CHECK(!bad,
+    CHECK(!d->bad,
           "%s: expected the shard that this run began with, found %s\n"
           "  -> restore the shard; " GO_ON,
-          bad->path, hasher->error ? strerror(hasher->error) : "other bytes");
+          d->bad->path, d->error ? strerror(d->error) : "other bytes");
     // The hash covers bytes and their order, not names: shards may be renamed or moved.
     Hash content = hash_begin();
     for (const Shard *s = d->shards; s < d->shards + d->shard_count; s++)

@@ -36,16 +36,6 @@ typedef struct {
     uint64_t hash;         // of the file; 0: not known yet
 } Shard;
 
-// The thread that hashes shards. Both threads use the atomic fields.
-typedef struct {
-    pthread_t thread;
-    bool running;
-    _Atomic bool done, stop;
-    _Atomic int64_t bytes;  // hashed so far
-    const Shard *bad;  // the first shard that cannot be read, or has changed
-    int error;         // errno of reading it; 0: it has changed
-} ShardHasher;
-
 // One loader serves one thread.
 typedef struct {
     int64_t seq;              // T
@@ -64,8 +54,14 @@ typedef struct {
     int32_t *window;          // [T + 1] tokens of one sample
     char *text;               // the built-in corpus of this epoch, or NULL
     int64_t epoch;
-    uint64_t content;  // identifies the data; 0: not known yet
-    ShardHasher hasher;
+    uint64_t content;         // identifies the data; 0: not known yet
+
+    pthread_t hasher;         // the thread that hashes shards; both threads use the atomic fields
+    bool hashing;             // it runs, or has not been joined
+    _Atomic bool hashed, stop;
+    _Atomic int64_t hashed_bytes;             // so far
+    const Shard *bad;         // the first shard that cannot be read, or has changed
+    int error;                // errno of reading it; 0: it has changed
 } DataLoader;
 
 // path: "" for the built-in corpus, a shard, a folder (its *train*.bin or *val*.bin, by split), or
