@@ -61,14 +61,11 @@ int tensor_dtype_bytes(const char *dtype) {
     return 0;
 }
 
-// The sizes in a hostile file may be negative, or their product may overflow.
+// The product of the sizes in a hostile file may overflow.
 int64_t tensor_bytes(const Tensor *t) {
     int64_t bytes = tensor_dtype_bytes(t->dtype);
-    if (bytes == 0 || t->rank < 0 || t->rank > TENSOR_RANK) return -1;
-    for (int i = 0; i < t->rank; i++) {
-        if (t->shape[i] < 0 || (t->shape[i] > 0 && bytes > INT64_MAX / t->shape[i])) return -1;
-        bytes *= t->shape[i];
-    }
+    for (int i = 0; i < t->rank; i++)
+        if (__builtin_mul_overflow(bytes, t->shape[i], &bytes)) return -1;
     return bytes;
 }
 

@@ -29,7 +29,7 @@ typedef struct {
 } SafetensorsFile;
 
 int tensor_dtype_bytes(const char *dtype);  // of one value; 0: an unknown type
-int64_t tensor_bytes(const Tensor *t);      // of data; -1: an unknown type or an impossible shape
+int64_t tensor_bytes(const Tensor *t);      // of data; -1: more than an int64_t counts
 
 // Maps a regular file: its pages are read on first access, so the file must not be truncated while
 // it is open. False: it is damaged, and error says how.
