@@ -361,7 +361,7 @@ static inline char *plans_text(const Plans *plans) {
     char *text = nullptr;
     const char *separator = "\n";
     size_t size;
-    FILE *f = text_begin(&text, &size, "the text of the plans");
+    FILE *f = text_begin(&text, &size);
     fprintf(f, "{\"origin\": ");
     json_write_string(f, plans->origin);
     fprintf(f, ", \"kernels\": {");
@@ -383,7 +383,7 @@ static inline char *plans_text(const Plans *plans) {
         fprintf(f, "\"}");
         separator = ",\n";
     }
-    text_end(f, "\n]}\n", "the text of the plans");
+    text_end(f, "\n]}\n");
     return text;
 }
 

@@ -776,20 +776,21 @@ static void test_stateless(const char *run) {
 }
 
 // The last piece finds no room, and closing says nothing, as in memory.
-static void text_without_room(void *what) {
+static void text_without_room(void *unused) {
+    (void)unused;
     FILE *f = fopen("/dev/full", "w");
     CHECK(f && setvbuf(f, NULL, _IONBF, 0) == 0, "/dev/full cannot be written");
-    text_end(f, "}\n", what);
+    text_end(f, "}\n");
 }
 
 static void test_text(void) {
     char *text = NULL;
     size_t n = 0;
-    FILE *f = text_begin(&text, &n, "a test");
+    FILE *f = text_begin(&text, &n);
     fputc('{', f);
-    text_end(f, "}\n", "a test");
+    text_end(f, "}\n");
     EXPECT(n == 3 && !strcmp(text, "{}\n"), "%zu bytes: %s", n, text);
-    EXPECT_REFUSAL(text_without_room, "a test", "no memory for a test");
+    EXPECT_REFUSAL(text_without_room, NULL, "no memory for a text");
     free(text);
 }
 

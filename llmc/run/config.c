@@ -225,7 +225,7 @@ char *run_config(const Run *r) {
     char *text, buf[64];
     const char *before = "{";
     size_t n = 0;
-    FILE *file = text_begin(&text, &n, "config.json");
+    FILE *file = text_begin(&text, &n);
     fprintf(file,
             "{\n  \"norm_c_version\": %d,\n  \"norm_mode\": \"%s\",\n  \"precision\": \"%s\",\n"
             "  \"git\": \"%s\",\n  \"parameters\": %.0f,\n  \"active_parameters\": %.0f,\n"
@@ -243,7 +243,7 @@ char *run_config(const Run *r) {
     }
     fprintf(file, "\n  }");
     fflush(file);                             // brings text and n up to date
-    text_end(file, config_end(buf, text, n), "config.json");
+    text_end(file, config_end(buf, text, n));
     return text;
 }
 

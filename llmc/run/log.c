@@ -68,7 +68,7 @@ void log_close(Log *log) {
 
 // The line is built in memory, so that one write takes it.
 void log_begin(Log *log) {
-    log->line = text_begin(&log->text, &log->length, "a line of the log");
+    log->line = text_begin(&log->text, &log->length);
     fputc('{', log->line);
     log->separator = "";
 }
@@ -115,7 +115,7 @@ void log_unnest(Log *log, char bracket) {
 
 // Also for other JSON texts, such as state.json (save.c).
 char *log_take(Log *log) {
-    text_end(log->line, "}\n", "a line of the log");
+    text_end(log->line, "}\n");
     return log->text;
 }
 

@@ -199,10 +199,9 @@ const Tensor *safetensors_find(const SafetensorsFile *file, const char *name) {
 
 // Spaces at the end of the header align the data to 64 bytes, enough for every type and for SIMD.
 static char *make_header(const Tensor *tensors, int count, size_t *n) {
-    static const char WHAT[] = "the header of a safetensors file";
     char *text = NULL, end[65];
     long long at = 0;
-    FILE *f = text_begin(&text, n, WHAT);
+    FILE *f = text_begin(&text, n);
     fputs("{\"__metadata__\":{\"format\":\"pt\"}", f);
     for (const Tensor *t = tensors; t < tensors + count; t++) {
         long long bytes = tensor_bytes(t);
@@ -215,7 +214,7 @@ static char *make_header(const Tensor *tensors, int count, size_t *n) {
         at += bytes;
     }
     int left = 64 - (ftell(f) + 8) % 64;
-    text_end(f, check_format(end, sizeof end, "%-*s", left, "}"), WHAT);
+    text_end(f, check_format(end, sizeof end, "%-*s", left, "}"));
     return text;
 }
 

@@ -89,18 +89,17 @@ char *text_escape(char *out, size_t cap, const char *text, size_t n) {
 }
 
 // The stream grows the memory itself.
-FILE *text_begin(char **text, size_t *size, const char *what) {
+FILE *text_begin(char **text, size_t *size) {
     FILE *f = open_memstream(text, size);
-    CHECK(f, "no memory for %s\n  -> a smaller --model or --micro-batch", what);
+    CHECK(f, "no memory for a text\n  -> a smaller --model or --micro-batch");
     return f;
 }
 
 // On such a stream glibc forgets that a write found no memory: ferror and fclose do not report it.
 // But then the write of the last piece fails as well.
-void text_end(FILE *f, const char *last, const char *what) {
+void text_end(FILE *f, const char *last) {
     bool whole = fputs(last, f) >= 0;
-    CHECK(fclose(f) == 0 && whole, "no memory for %s\n  -> a smaller --model or --micro-batch",
-          what);
+    CHECK(fclose(f) == 0 && whole, "no memory for a text\n  -> a smaller --model or --micro-batch");
 }
 
 // RFC 3629, section 4: the first byte gives the length; the second byte decides about overlong

@@ -60,8 +60,8 @@ char *text_escape(char *out, size_t cap, const char *text, size_t n);
 
 // A stream that writes into memory. After text_end, which writes the last piece, *text holds *size
 // bytes and a zero, and the caller frees it.
-FILE *text_begin(char **text, size_t *size, const char *what);
-void text_end(FILE *f, const char *last, const char *what);
+FILE *text_begin(char **text, size_t *size);
+void text_end(FILE *f, const char *last);
 
 // Bytes of the UTF-8 character that begins at text, where n >= 1 bytes are left. 0: it is cut
 // short, overlong, a surrogate or past U+10FFFF.
