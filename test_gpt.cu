@@ -234,6 +234,16 @@ GPU_TEST(cuda_ngpt_mode) { compare_family(MODE_NGPT, FAMILY_LLAMA); }
 // A post norm and then an in norm, which no other placement has, beside a strong skip.
 GPU_TEST(cuda_keel_mode) { compare_family(MODE_KEEL, FAMILY_LLAMA); }
 
+// No placement has this: the ffn's skip carries the block's input, and no norm follows attention.
+GPU_TEST(cuda_block_skip) {
+    Mode row = MODES[MODE_PRE];
+    row.name = "PRE with two skips from x";
+    row.ffn.skip = BLOCK, row.ffn.a = DEEP;
+    Model m = make_model(MODE_PRE, FAMILY_LLAMA, 0);
+    m.mode = &row;
+    compare_pair(pair_of(&m, FAMILY_NAMES[FAMILY_LLAMA], RECOMPUTE_OFF));
+}
+
 static void compare_dyt(int mode, int family) {
     Model m = make_model(mode, family, 0);
     m.norm = NORM_DYT;

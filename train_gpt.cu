@@ -433,7 +433,7 @@ static real *blocks_forward(Gpt *g, bool counted) {
     real *x = slot_forward(NORM(b, emb), b.a.e, b.a.raw, &g->gpu);
     for (int l = 0; l < m->L; l++) {
         b = gpt_block(g, l);
-        block_row(b)->forward(b, x);
+        block_forward(b, x);
         double *sums = g->router_sums.device + l * router_size(m);
         if (b.p.moe && counted)
             router_count(&g->state.device->sums[SUM_ROUTER], b.a.loads,
@@ -505,9 +505,9 @@ static void loss_backward(Gpt *g) {
     for (int l = m->L - 1; l >= 0; l--) {
         Block below = gpt_block(g, l > 0 ? l - 1 : 0);
         real *in = l > 0 ? below.a.x : b.a.e, *din = l > 0 ? below.d.x : b.d.e;
-        if (g->setup.recompute == RECOMPUTE_ON) block_row(b)->forward(b, in);
+        if (g->setup.recompute == RECOMPUTE_ON) block_forward(b, in);
         if (g->setup.recompute == RECOMPUTE_CHEAP) block_recompute(b, in);
-        block_row(b)->backward(b, din, in);
+        block_backward(b, din, in);
         reduce_gradients(g, l);
         b = below;
     }

@@ -1,9 +1,9 @@
 // block.cuh: one transformer block on the GPU: attention, feed-forward (MLP or experts), and the
 // norms and residual connections around them. This is the only file that branches on the placement
-// of norms inside a block: `if constexpr` on a row of modes.h selects the launches around a branch,
-// Site.on those inside it. Kernels never know the mode. train_gpt.cu asks about the slots outside
-// the blocks, and whether nGPT scales matrices to length 1. Here "block" is a transformer block; in
-// the files of layers it is a CUDA thread block.
+// of norms inside a block: the layer's row of modes.h and Site.on say which kernels the host
+// launches. Kernels never know the mode. train_gpt.cu asks about the slots outside the blocks, and
+// whether nGPT scales matrices to length 1. Here "block" is a transformer block; in the files of
+// layers it is a CUDA thread block.
 //
 //   sublayer      u = in(x)    y = F(c u)    s = a skip + out(y)    x' = post(s)
 //   attention     x is the block's input, x' is mid
@@ -315,8 +315,10 @@ static Experts experts_down(const Block &b) {
     Norm{b.p.slot, b.w.slot##_w, nullptr, b.dw.slot##_w, nullptr, nullptr, \
          b.a.slot##_rstd, assigned(b), (float)b.m->eps, b.m->moe.E, b.a.start}
 
-static void moe_forward(const Block &b, real *y, const real *u, Residual add) {
+// A layer has experts (LayerMode.moe), or is dense: mlp alone.
+static void ffn_branch_forward(const Block &b, real *y, const real *u, Residual add) {
     const Model *m = b.m;
+    if (!b.p.moe) return mlp_forward(b, y, u, add);
     Router r = block_router(b);
     linear_forward_wide(b.a.rz, u, router_linear(b), b.gpu);  // router logits [n, E], in float
     router_forward(r, b.gpu);  // top-k and its gates
@@ -334,8 +336,9 @@ static void moe_forward(const Block &b, real *y, const real *u, Residual add) {
 }
 
 // du = (gradient through the experts, the router and the MLP) + add
-static void moe_backward(const Block &b, real *du, real *dy, const real *u, Residual add) {
+static void ffn_branch_backward(const Block &b, real *du, real *dy, const real *u, Residual add) {
     const Model *m = b.m;
+    if (!b.p.moe) return mlp_backward(b, du, dy, u, add);
     Router r = block_router(b), ungated = r;
     ungated.gate = nullptr;
     // Through the gates, to the rows of the experts and to the gates themselves.
@@ -351,17 +354,6 @@ static void moe_backward(const Block &b, real *du, real *dy, const real *u, Resi
     router_backward(b.a.rdz, b.d.gate, r, b.dloss, b.gpu);
     linear_backward(du, b.a.rdz, u, router_linear(b), {du, 1}, b.gpu);
     if (b.p.F) mlp_backward(b, du, dy, u, {du, 1});
-}
-
-// A layer is dense, or has experts (LayerMode.moe).
-static void ffn_branch_forward(const Block &b, real *y, const real *u, Residual add) {
-    if (b.p.moe) moe_forward(b, y, u, add);
-    else mlp_forward(b, y, u, add);
-}
-
-static void ffn_branch_backward(const Block &b, real *du, real *dy, const real *u, Residual add) {
-    if (b.p.moe) moe_backward(b, du, dy, u, add);
-    else mlp_backward(b, du, dy, u, add);
 }
 
 // --------------------------------------------------------------------------------- the nGPT block
@@ -395,81 +387,81 @@ static const real *skip_of(int skip, const real *own, const real *normed, const 
     return skip == NORMED ? normed : block;
 }
 
-template <int ROW> static void block_forward(const Block &b, real *x) {
-    constexpr Mode r = MODES[ROW];
-    constexpr bool attn_out = r.attn.out || r.sdd, ffn_out = r.ffn.out || r.sdd;
-    float attn_a = b.p.attn_a, ffn_a = b.p.ffn_a;
-    // Constructing a Norm is free: only those in a slot of this row are used.
-    Norm out1 = NORM(b, attn_out), post1 = NORM(b, attn_post);
-    Norm in2 = NORM(b, ffn_in), out2 = NORM(b, ffn_out), post2 = NORM(b, ffn_post);
+typedef void (*Branch)(const Block &b, real *y, const real *u, Residual add);
 
-    // Attention: from x to mid, and to a.fi = in2(mid) if the MLP has an input norm.
+// y = F(u), then residual + norm: s = a skip + out(y) and z = next(s), in one kernel. If both slots
+// are empty, the product at the end of the branch adds the skip.
+static void sublayer_forward(const Block &b, Branch branch, real *s, real *z, real *y,
+                             const real *u, Residual skip, Norm out, Norm next) {
+    if (!out.site.on && !next.site.on) return branch(b, s, u, skip);
+    branch(b, y, u, {});
+    add_norm_forward({s, z, y, skip.x, skip.scale, &out, &next}, b.gpu);
+}
+
+// Without a post norm a.as is a.mid, and a.fs is a.x; a.fi is a.mid if the ffn has no input norm.
+static void block_forward(const Block &b, real *x) {
+    const SubMode *attn = &b.p.row->attn, *ffn = &b.p.row->ffn;
+    if (attn->a == LEARNED) return interpolated_forward(b, x);
+    Norm post = NORM(b, attn_post), in = NORM(b, ffn_in);
     real *u = slot_forward(NORM(b, attn_in), b.a.ai, x, b.gpu);
-    const real *skip = skip_of(r.attn.skip, x, u, x);
-    if constexpr (attn_out || r.attn.post || r.ffn.in) {
-        attn_branch_forward(b, b.a.ay, u, {});
-        // Residual + norm: one kernel norms y, adds the residual, and applies the next norm.
-        AddNorm f = {b.a.as, b.a.fi, b.a.ay, skip, attn_a, &out1, &in2};
-        if constexpr (r.attn.post) f.z = b.a.mid, f.next = &post1;
-        add_norm_forward(f, b.gpu);
-        if constexpr (r.attn.post && r.ffn.in) slot_forward(in2, b.a.fi, b.a.mid, b.gpu);
-    } else attn_branch_forward(b, b.a.mid, u, {skip, attn_a});  // the product adds the residual
-
-    // Feed-forward: from mid to a.x.
-    u = b.a.fi;  // mid, if the slot is empty
-    skip = skip_of(r.ffn.skip, b.a.mid, u, x);
-    if constexpr (ffn_out || r.ffn.post) {
-        ffn_branch_forward(b, b.a.fy, u, {});
-        add_norm_forward({b.a.fs, b.a.x, b.a.fy, skip, ffn_a, &out2, &post2}, b.gpu);
-    } else ffn_branch_forward(b, b.a.x, u, {skip, ffn_a});  // the product adds the residual
+    Residual skip = {skip_of(attn->skip, x, u, x), (float)b.p.attn_a};
+    sublayer_forward(b, attn_branch_forward, b.a.as, attn->post ? b.a.mid : b.a.fi, b.a.ay, u,
+                     skip, NORM(b, attn_out), attn->post ? post : in);
+    if (attn->post) slot_forward(in, b.a.fi, b.a.mid, b.gpu);
+    skip = {skip_of(ffn->skip, b.a.mid, b.a.fi, x), (float)b.p.ffn_a};
+    sublayer_forward(b, ffn_branch_forward, b.a.fs, b.a.x, b.a.fy, b.a.fi, skip,
+                     NORM(b, ffn_out), NORM(b, ffn_post));
 }
 
 // The feed-forward half: from d.x to d.mid. Returns the gradient of its sum s, which the skip
 // needs.
-template <int ROW> static const real *ffn_backward(const Block &b) {
-    constexpr Mode r = MODES[ROW];
+static const real *ffn_backward(const Block &b) {
+    const SubMode *ffn = &b.p.row->ffn;
     float ffn_a = b.p.ffn_a;
     real *ds = slot_backward(NORM(b, ffn_post), b.d.fs, b.d.x, b.a.fs, b.gpu);  // of s
     real *dy = slot_backward(NORM(b, ffn_out), b.d.fy, ds, b.a.fy, b.gpu);      // of the branch
-    if constexpr (r.ffn.in) {
-        const real *normed = r.ffn.skip == NORMED ? ds : nullptr;
-        const real *own = r.ffn.skip == OWN ? ds : nullptr;
+    if (ffn->in) {
+        const real *normed = ffn->skip == NORMED ? ds : nullptr;
+        const real *own = ffn->skip == OWN ? ds : nullptr;
         ffn_branch_backward(b, b.d.fi, dy, b.a.fi, {normed, ffn_a});
         slot_backward(NORM(b, ffn_in), b.d.mid, b.d.fi, b.a.mid, b.gpu, {own, ffn_a});
     } else {
-        const real *own = r.ffn.skip != BLOCK ? ds : nullptr;
+        const real *own = ffn->skip != BLOCK ? ds : nullptr;
         ffn_branch_backward(b, b.d.mid, dy, b.a.mid, {own, ffn_a});
     }
     return ds;
 }
 
 // From d.x, the complete gradient of the block's output, to dx, the gradient of its input.
-template <int ROW> static void block_backward(const Block &b, real *dx, real *x) {
-    constexpr Mode r = MODES[ROW];
-    constexpr bool block = r.ffn.skip == BLOCK, normed = r.attn.in && r.attn.skip == NORMED;
+static void block_backward(const Block &b, real *dx, real *x) {
+    const SubMode *attn = &b.p.row->attn;
+    if (attn->a == LEARNED) return interpolated_backward(b, dx, x);
+    bool block = b.p.row->ffn.skip == BLOCK, normed = attn->in && attn->skip == NORMED;
     float attn_a = b.p.attn_a, ffn_a = b.p.ffn_a;
     Norm in = NORM(b, attn_in), post = NORM(b, attn_post);
-    const real *ds_ffn = ffn_backward<ROW>(b);
+    const real *ds_ffn = ffn_backward(b);
     real *ds = b.d.as;  // the gradient of s; without a post norm d.as is d.mid
 
     // Attention's post norm. Attention's skip carries x, the block's input. If the ffn's carries it
     // too, dx begins as the sum of both gradients.
-    constexpr bool both = block && !normed;
-    if constexpr (r.attn.post) {
-        NormBackward f = {b.d.as, both ? dx : nullptr, b.d.mid, b.a.as, nullptr,
+    bool both = block && !normed;
+    Residual skip = {ds, attn_a};
+    if (attn->post) {
+        NormBackward f = {ds, both ? dx : nullptr, b.d.mid, b.a.as, nullptr,
                           both ? ds_ffn : nullptr, 0, attn_a, ffn_a};
         norm_backward(&post, f, b.gpu);
-    } else if constexpr (both) {
-        scale_add(dx, ds, attn_a, ds_ffn, ffn_a, (int64_t)b.s->n * b.m->C, b.gpu);
+        if (both) skip = {dx, 1};
+    } else if (both) {
+        add_norm_forward({dx, nullptr, ds_ffn, ds, attn_a / ffn_a, &post, nullptr}, b.gpu);
+        skip = {dx, ffn_a};
     }
     real *dy = slot_backward(NORM(b, attn_out), b.d.ay, ds, b.a.ay, b.gpu);
 
     // The branch, then its input norm; whichever is last adds the gradient of the residual.
-    Residual skip = both ? Residual{dx, 1} : Residual{ds, attn_a};
-    if constexpr (normed) {
+    if (normed) {
         attn_branch_backward(b, b.d.ai, dy, b.a.ai, {ds, attn_a});
         slot_backward(in, dx, b.d.ai, x, b.gpu, {block ? ds_ffn : nullptr, ffn_a});
-    } else if constexpr (r.attn.in) {
+    } else if (attn->in) {
         attn_branch_backward(b, b.d.ai, dy, b.a.ai, {});
         slot_backward(in, dx, b.d.ai, x, b.gpu, skip);
     } else attn_branch_backward(b, dx, dy, x, skip);
@@ -505,23 +497,3 @@ static void block_stats(const Block &b, LayerSums *sums, const real *x) {
     if (r->attn.a == LEARNED) t.s[0] = b.a.ay, t.s[1] = b.a.fy;  // nGPT: y instead of s
     layer_sums(sums, t, b.gpu);
 }
-
-// ------------------------------------------------------------------------------------- dispatch
-// Every row of modes.h as a pair of functions. LayerMode.row selects the pair of a layer.
-
-struct BlockRow {
-    void (*forward)(const Block &b, real *x);
-    void (*backward)(const Block &b, real *dx, real *x);
-};
-
-template <int ROW> static constexpr BlockRow block_row_of(void) {
-    // LEARNED occurs only with nGPT's slots, in both sublayers.
-    if (MODES[ROW].attn.a == LEARNED) return {interpolated_forward, interpolated_backward};
-    return {block_forward<ROW>, block_backward<ROW>};
-}
-
-#define BLOCK_ROW(name, ...) block_row_of<MODE_##name>(),
-static const BlockRow BLOCK_ROWS[] = {{NULL, NULL}, MODE_TABLE(BLOCK_ROW, BLOCK_ROW)};
-#undef BLOCK_ROW
-
-static const BlockRow *block_row(const Block &b) { return &BLOCK_ROWS[b.p.row->id]; }

@@ -34,8 +34,8 @@ typedef struct {
 
 typedef struct {
     const char *name;
-    int id, selectable;                       // index in MODES; NORM_MODE may name it (0: only
-                                              // `first` and `early` may)
+    int selectable;                           // NORM_MODE may name it (0: only `first` and `early`
+                                              // may)
     SubMode attn, ffn;
     int q, k, v, ctx;                         // slots inside attention; ctx: the heads' outputs,
                                               // before the output projection
@@ -132,15 +132,12 @@ LAYER(KEEL_FIRST,    .attn = {.in = 1}, .ffn = {.in = 1, .post = 1}, \
 enum { MODE_NONE, MODE_TABLE(MODE_ENUM, MODE_ENUM) MODE_COUNT };
 
 #ifdef __cplusplus
-#define TABLE static constexpr                // block.cuh reads it at compile time
 #pragma GCC diagnostic push                   // a row leaves columns out on purpose
 #pragma GCC diagnostic ignored "-Wmissing-field-initializers"
-#else
-#define TABLE static const
 #endif
-#define MODE_ROW(mode, ...) {.name = #mode, .id = MODE_##mode, .selectable = 1, __VA_ARGS__},
-#define LAYER_ROW(mode, ...) {.name = #mode, .id = MODE_##mode, __VA_ARGS__},
-TABLE Mode MODES[] = {{.name = "NONE"}, MODE_TABLE(MODE_ROW, LAYER_ROW)};
+#define MODE_ROW(mode, ...) {.name = #mode, .selectable = 1, __VA_ARGS__},
+#define LAYER_ROW(mode, ...) {.name = #mode, __VA_ARGS__},
+static const Mode MODES[] = {{.name = "NONE"}, MODE_TABLE(MODE_ROW, LAYER_ROW)};
 
 // SDD's paper (eq 2, section 4.1) and its released code differ in seven places; --sdd chooses.
 typedef struct {
@@ -162,9 +159,8 @@ SDD(PAPER, "paper", .out_layers = 1, .std = 1, .v = 1, .per = FULL) \
 SDD(CODE,  "code",  .out_layers = 2, .std = 0.1, .fused = 1, .share = 1, .head = 1)
 
 #define SDD_ROW(id, word, ...) {.name = word, __VA_ARGS__},
-TABLE Sdd SDDS[] = {SDD_TABLE(SDD_ROW)};
+static const Sdd SDDS[] = {SDD_TABLE(SDD_ROW)};
 enum { SDD_COUNT = sizeof SDDS / sizeof *SDDS };
-#undef TABLE
 #ifdef __cplusplus
 #pragma GCC diagnostic pop
 #endif

@@ -261,23 +261,6 @@ add_norm_forward_kernel(AddNorm f, Norm out, Norm next, Lines lines) {
     });
 }
 
-// out[i] = a x[i] + b y[i]
-static __global__ void __launch_bounds__(256)
-scale_add_kernel(real *out, const real *x, float a, const real *y, float b, int64_t packs) {
-    int64_t at = grid_thread();
-    if (at >= packs) return;
-    at *= PACK;
-    floats_store(out + at, a * floats_load(x + at) + b * floats_load(y + at));
-}
-
-// The residual add alone, where no norm or product stands next to it. count: values, a multiple of
-// 8; out may be x or y.
-static inline void scale_add(real *out, const real *x, float a, const real *y, float b,
-                             int64_t count, Gpu *gpu) {
-    int64_t packs = count / PACK;
-    LAUNCH(scale_add_kernel, CEIL_DIV(packs, 256), 256, 0, gpu->stream, out, x, a, y, b, packs);
-}
-
 static inline void add_norm_forward(AddNorm f, Gpu *gpu) {
     Norm none = {}, out = f.out ? *f.out : none, next = f.next ? *f.next : none;
     const Norm *shape = next.site.on || !f.out ? &next : &out;

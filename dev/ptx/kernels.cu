@@ -285,9 +285,6 @@ void run_linear_gelu_forward(real *h, real *pre, real *x) {
 void run_linear_backward(real *dx, real *dy, real *x, real *add, double scale) {
     linear_backward(dx, dy, x, linear, {add, (float)scale}, gpu);
 }
-void run_scale_add(real *out, real *x, double a, real *y, double b, Int count) {
-    scale_add(out, x, a, y, b, count, gpu);
-}
 void run_probe(void) { LAUNCH(probe_kernel, 1, 1, 0, gpu->stream); }
 
 // ------------------------------------------------------------------------------- AdamW, statistics

@@ -192,20 +192,6 @@ GPU_TEST(cuda_norm) {
     check_groups(5, 1, 768, 0, 0, 1e-4, 0, 1e-5f);   // values so small that eps decides
 }
 
-GPU_TEST(cuda_scale_add) {
-    for (int64_t count = 8; count < 5000; count = count * 5 + 8) {
-        Values x = random_values(count, 51), y = random_values(count, 52), both(count);
-        real *d_x = device_copy<real>(&x), *d_y = device_copy<real>(&y),
-             *d_out = device_empty<real>(count);
-        for (int64_t i = 0; i < count; i++) both[i] = 1.5 * x[i] - 0.75 * y[i];
-        scale_add(d_out, d_x, 1.5f, d_y, -0.75f, count, test_gpu());
-        expect_close(d_out, both, "a x + b y");
-        scale_add(d_x, d_x, 1.5f, d_y, -0.75f, count, test_gpu());
-        expect_close(d_x, both, "a x + b y, in place");
-        cudaFree(d_x), cudaFree(d_y), cudaFree(d_out);
-    }
-}
-
 // ---------------------------------------------------------------------------------------- backward
 
 struct BackwardCase {

@@ -15,7 +15,7 @@ HEAD = "LM head"
 PARTS = [("attention forward", r"attention_forward|attention_decode"),
          ("attention backward", r"attention_(dot|dq|dkv)"),
          ("classifier", r"classifier|loss_sums"),
-         ("norms", r"add_norm_forward|norm_backward|partials_add|scale_add|interpolate|gain_"),
+         ("norms", r"add_norm_forward|norm_backward|partials_add|interpolate|gain_"),
          ("RoPE, norms of q, k, v", r"qkv_(for|back)ward|latent_sum"),
          ("activation", r"activation_(for|back)ward|bias_kernel"),
          ("experts", r"grouped_|router_|combine"),

@@ -134,14 +134,6 @@ def norm_of_experts(t):
     t.expect("dw", dw, want, SUMS)
 
 
-def residual(t):
-    n = 3 * 512
-    t.case("residual alone")
-    x, y, out = t.normal(n), t.normal(n), t.empty(n)
-    t.call("run_scale_add", out, t.put(x), 0.5, t.put(y), -2.0, n)
-    t.expect("a x + b y", out, 0.5 * x - 2 * y)
-
-
 def check_norm(t):
     for k, width in enumerate(widths(t)):
         # Backward of LayerNorm over more than 8192 values takes 128 KiB, more than 12.0 has.
@@ -158,7 +150,6 @@ def check_norm(t):
     add_dyt(t, 20, 3, 64)
     add_dyt(t, 9, 1, 2560, scratch=2 * (2560 * 2 + 4))
     norm_of_experts(t)
-    residual(t)
 
 
 # --------------------------------------------------------------------------------------------- nGPT
