@@ -284,8 +284,8 @@ static Router block_router(const Block &b) {
     double z = mean ? layer / o->K : layer;
     return {b.s->B, b.s->T, o->E, o->K, o->router, (float)b.p.gate_scale,
             (float)(layer * o->balance), (float)(layer * o->sequence), (float)(z * o->z),
-            b.a.rz, b.router_bias, b.a.gate, b.a.rlse, b.a.load, b.a.share, b.a.choice, b.a.place,
-            b.a.start, b.a.source, b.a.tiles, nullptr, nullptr};
+            b.a.rz, b.router_bias, b.a.gate, b.a.rlse, b.a.entropy, b.a.load, b.a.share,
+            b.a.choice, b.a.place, b.a.start, b.a.source, b.a.tiles, nullptr, nullptr};
 }
 
 static Linear router_linear(const Block &b) {

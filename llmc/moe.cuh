@@ -24,7 +24,7 @@
 //
 //                       FLOP                    bytes                               ms
 //   logits              4.3 G                   n (2 C + 4 E)                       0.018
-//   router forward      K passes over E scores  n (4 E + 8 K + 4)                   0.003
+//   router forward      K passes over E scores  n (4 E + 8 K + 8)                   0.003
 //   router backward                             n (6 E + 12 K + 4)                  0.004
 //   gate and up         550 G    0.696 ms       n K 4 F + n 2 C + 4 E C F           0.172
 //   down                275 G    0.348 ms
@@ -51,6 +51,7 @@ struct Router {
     const wide *bias;           // [E] affects the choice alone; may be nullptr
     wide *gate;                 // [n, K] weight of each chosen expert
     wide *lse;                  // [n] log-sum-exp of the logits (natural logarithm)
+    wide *entropy;              // [n] of the probabilities, for statistics
     wide *load;                 // [B + 1, E] tokens of each expert; the last row sums all
     wide *share;                // [B, E] mean probability of each expert
     int32_t *choice;            // [n, K] the top-k experts
@@ -115,15 +116,21 @@ router_forward_kernel(Router r) {
     for (int t = first + warp; t < end; t += ROUTER_WARPS) {
         int64_t token = (int64_t)(blockIdx.x / chunks) * r.T + t, at = token * r.K;
         const wide *z = r.z + token * r.E;
-        float lse = router_lse(z, r.E), sum = 0, top_sum = 0;  // of scores: all, the top-k
+        float lse = router_lse(z, r.E), entropy = 0;
+        float sum = 0, top_sum = 0;  // of scores: all, the top-k
         auto score = [&](int j) { return router_score(z[j], lse, r.kind); };
         for (int j = lane; j < r.E; j += WARP) {
             float s = score(j);
             key[j] = router_key(s + (r.bias ? r.bias[j] : 0), j);
             sum += s;
         }
-        sum = r.kind == ROUTER_SIGMOID ? warp_sum(sum) : 1;
-        for (int j = lane; j < r.E; j += WARP) p[j] += score(j) / sum;
+        sum = warp_sum(sum);  // a softmax's is 1 but for rounding, which a small entropy shows
+        for (int j = lane; j < r.E; j += WARP) {
+            float share_j = score(j) / sum;
+            p[j] += share_j;
+            entropy -= share_j > 0 ? share_j * logf(share_j) : 0;
+        }
+        entropy = warp_sum(entropy);
         for (int k = 0; k < r.K; k++) {  // top-k: the largest key, K times
             uint64_t best = 0;
             for (int j = lane; j < r.E; j += WARP) best = key[j] > best ? key[j] : best;
@@ -141,7 +148,10 @@ router_forward_kernel(Router r) {
         __syncwarp();  // the lanes of the chosen experts wrote the gates
         for (int k = lane; k < r.K && r.kind != ROUTER_SOFTMAX; k += WARP)
             r.gate[at + k] /= top_sum;
-        if (lane == 0) r.lse[token] = lse;
+        if (lane == 0) {
+            r.lse[token] = lse;
+            r.entropy[token] = entropy;
+        }
     }
     __syncthreads();
     for (int j = threadIdx.x; j < r.E; j += ROUTER_THREADS) {
@@ -221,7 +231,7 @@ router_place_kernel(Router r) {
     }
 }
 
-// SETs gate, lse, load, share, choice, place, start, source and tiles from z and bias.
+// SETs gate, lse, entropy, load, share, choice, place, start, source and tiles from z and bias.
 static inline void router_forward(Router r, Gpu *gpu) {
     int blocks = r.B * router_chunks(r);
     size_t shared = ROUTER_WARPS * r.E * (sizeof(uint64_t) + sizeof(int) + sizeof(float));
@@ -295,38 +305,14 @@ static inline void router_backward(real *dz, const wide *dgate, const Router &r,
 
 // ----------------------------------------------------------------------------- losses, loads, bias
 
-// partial[block] = sum of the entropies of p over ROUTER_CHUNK tokens. A warp takes one token at a
-// time. Reads 4 (E + 1) bytes a token.
-static __global__ void __launch_bounds__(ROUTER_THREADS)
-router_entropy_kernel(float *partial, Router r) {
-    int lane = threadIdx.x % WARP;
-    int64_t n = (int64_t)r.B * r.T, first = (int64_t)blockIdx.x * ROUTER_CHUNK;
-    int64_t end = min(first + ROUTER_CHUNK, n);
-    float entropy = 0;
-    for (int64_t t = first + threadIdx.x / WARP; t < end; t += ROUTER_WARPS) {
-        auto score = [&](int j) { return router_score(r.z[t * r.E + j], r.lse[t], r.kind); };
-        float sum = 0;
-        for (int j = lane; j < r.E; j += WARP) sum += score(j);
-        sum = warp_sum(sum);
-        for (int j = lane; j < r.E; j += WARP) {
-            float p = score(j) / sum;
-            entropy -= p > 0 ? p * logf(p) : 0;
-        }
-    }
-    entropy = block_sum(entropy);
-    if (threadIdx.x == 0) partial[blockIdx.x] = entropy;
-}
-
-// One block, so one order of summation. Reads 4 bytes a token. entropy: `parts` sums, read only
-// with stats [ROUTER_SUMS + E].
+// One block, so one order of summation. Reads 8 bytes a token. stats [ROUTER_SUMS + E]
 static __global__ void __launch_bounds__(SUMS_THREADS)
-router_count_kernel(double *loss, wide *loads, double *stats, Router r, const float *entropy,
-                    int parts) {
+router_count_kernel(double *loss, wide *loads, double *stats, Router r) {
     double n = (double)r.B * r.T, each = (double)r.E / r.K, sums[ROUTER_SUMS] = {};
-    for (int64_t t = threadIdx.x; t < n; t += blockDim.x)
+    for (int64_t t = threadIdx.x; t < n; t += blockDim.x) {
         sums[ROUTER_Z] += square(r.lse[t]);
-    for (int i = threadIdx.x; i < parts && stats; i += blockDim.x)
-        sums[ROUTER_ENTROPY] += entropy[i];
+        sums[ROUTER_ENTROPY] += r.entropy[t];
+    }
     for (int j = threadIdx.x; j < r.E; j += blockDim.x) {
         double load = r.load[(int64_t)r.B * r.E + j], share = 0;
         for (int b = 0; b < r.B; b++) {
@@ -349,13 +335,8 @@ router_count_kernel(double *loss, wide *loads, double *stats, Router r, const fl
 // each expert to loads [E]. stats may be nullptr.
 static inline void router_count(double *loss, wide *loads, double *stats, const Router &r,
                                 Gpu *gpu) {
-    int64_t n = (int64_t)r.B * r.T;
-    int parts = CEIL_DIV(n, ROUTER_CHUNK);
-    float *entropy = scratch_for<float>(parts, gpu);
-    if (stats)
-        LAUNCH(router_entropy_kernel, parts, ROUTER_THREADS, 0, gpu->stream, entropy, r);
-    LAUNCH(router_count_kernel, 1, threads_for(n, SUMS_THREADS), 0, gpu->stream, loss, loads, stats,
-           r, entropy, parts);
+    LAUNCH(router_count_kernel, 1, threads_for(r.B * r.T, SUMS_THREADS), 0, gpu->stream, loss,
+           loads, stats, r);
 }
 
 // The selection bias moves a fixed step towards an even load, in the master weights, which the

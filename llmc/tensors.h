@@ -193,6 +193,7 @@ ACT(site##_rstd, wide, copies, n, p->site.groups, 0, p->site.on == 1 || p->site.
 //   sy                 y of the shared experts before its norm
 //   rz, rs, rlse       the router's logits, scores (CPU) and log-sum-exp (natural)
 //   rdz                GPU: gradient of rz, in the type that products read
+//   entropy            GPU: of the router's probabilities for each token
 //   gate, choice       weights and numbers of each token's experts (top-k)
 //   load, share        tokens and mean probability of each expert in each sequence; load's last row
 //                      is of all sequences
@@ -247,6 +248,7 @@ ACT(rz,     wide, keep,  n, E,           cpu, p->moe) \
 ACT(rs,     real, keep,  n, E,           0, cpu && p->moe) \
 ACT(rdz,    real, 1,     n, E,           0, gpu && p->moe) \
 ACT(rlse,   wide, keep,  n, 1,           0, p->moe) \
+ACT(entropy, wide, 1,    n, 1,           0, gpu && p->moe) \
 ACT(gate,   wide, keep,  n, K,           1, p->moe) \
 ACT(load,   wide, keep,  B + 1, E,       0, p->moe) \
 ACT(share,  wide, keep,  B, E,           0, p->moe) \

@@ -184,10 +184,12 @@ void set_router_inputs(wide *z, wide *bias) {
     router.z = z;
     router.bias = bias;
 }
-void set_router_results(wide *gate, wide *lse, wide *load, wide *share, int32_t *choice,
-                        int32_t *place, int32_t *start, int32_t *source, int32_t *tiles) {
+void set_router_results(wide *gate, wide *lse, wide *entropy, wide *load, wide *share,
+                        int32_t *choice, int32_t *place, int32_t *start, int32_t *source,
+                        int32_t *tiles) {
     router.gate = gate;
     router.lse = lse;
+    router.entropy = entropy;
     router.load = load;
     router.share = share;
     router.choice = choice;

@@ -51,6 +51,7 @@ struct TestRouter {
         d_bias = biased ? device_copy<wide>(&bias) : nullptr;
         r.gate = device_empty<wide>(n * r.K);
         r.lse = device_empty<wide>(n);
+        r.entropy = device_empty<wide>(n);
         r.load = device_empty<wide>((r.B + 1) * r.E);
         r.share = device_empty<wide>(r.B * r.E);
         r.choice = device_empty<int32_t>(n * r.K);
@@ -62,8 +63,8 @@ struct TestRouter {
         sort();
     }
     ~TestRouter() {
-        void *arrays[] = {d_z,      d_bias,  r.gate,  r.lse,    r.load, r.share,
-                          r.choice, r.place, r.start, r.source, r.tiles};
+        void *arrays[] = {d_z,     d_bias,   r.gate,  r.lse,   r.entropy, r.load,
+                          r.share, r.choice, r.place, r.start, r.source,  r.tiles};
         for (void *p : arrays) cudaFree(p);
     }
 

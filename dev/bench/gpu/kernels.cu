@@ -512,6 +512,7 @@ static void time_experts(Bench *b) {
     r.z = room_of_logits(b, E, K);
     r.gate = room<wide>(b, rows);
     r.lse = room<wide>(b, n);
+    r.entropy = room<wide>(b, n);
     r.load = room<wide>(b, (int64_t)(s.B + 1) * E);
     r.share = room<wide>(b, (int64_t)s.B * E);
     r.choice = integers(rows);
@@ -525,14 +526,12 @@ static void time_experts(Bench *b) {
     size_t common = b->rooms.size();
     measure(b, "router's logits", 2 * tokens * s.C * E, tokens * (row + E * sizeof(wide)) + E * row,
             [=] { linear_forward_wide(logits, u, from_u, &b->gpu); });
-    measure(b, "router, rows forward", 0, tokens * (E * 4 + K * 20 + 4),
+    measure(b, "router, rows forward", 0, tokens * (E * 4 + K * 20 + 8),
             [=] { router_forward(r, &b->gpu); });
     double *sums = (double *)room<float>(b, 2 * (1 + ROUTER_SUMS + E));
     wide *loads = room<wide>(b, E);
-    measure(b, "router's losses", 0, tokens * 4,
+    measure(b, "router's losses", 0, tokens * 8,
             [=] { router_count(sums, loads, nullptr, r, &b->gpu); });
-    measure(b, "router's losses, measured", 0, tokens * (E + 2) * 4,
-            [=] { router_count(sums, loads, sums + 1, r, &b->gpu); });
     measure(b, "router backward", 0, tokens * (E * (4 + sizeof(real)) + K * 12 + 4),
             [=] { router_backward(dz, dgate, r, 1, &b->gpu); });
     {

@@ -43,8 +43,9 @@ class RouterCase:
         self.bias = (rng.standard_normal(E) * 0.1).astype(F32) if has_bias else None
         t.call("set_router", B, T, E, K, kind, SCALE, BALANCE, SEQUENCE, Z_LOSS)
         t.call("set_router_inputs", t.put(self.z, F32), t.put(self.bias, F32))
-        shapes = {"gate": ((n, K), F32), "lse": (n, F32), "load": ((B + 1, E), F32),
-                  "share": ((B, E), F32), "choice": ((n, K), I32), "place": ((n, K), I32),
+        shapes = {"gate": ((n, K), F32), "lse": (n, F32), "entropy": (n, F32),
+                  "load": ((B + 1, E), F32), "share": ((B, E), F32),
+                  "choice": ((n, K), I32), "place": ((n, K), I32),
                   "start": (E + 1, I32), "source": (n * K, I32),
                   "tiles": ((t.gpu.ask("router_tiles", n * K, E), 2), I32)}
         self.got = {name: t.empty(*shape) for name, shape in shapes.items()}
