@@ -86,6 +86,9 @@ __device__ inline Four reals_load(const real *p) {
     return {{to_float(x.v[0]), to_float(x.v[1]), to_float(x.v[2]), to_float(x.v[3])}};
 }
 __device__ inline void four_store(float *p, const Four &x) { *reinterpret_cast<Four *>(p) = x; }
+__device__ inline void reals_store(real *p, const Four &x) {
+    words_store(p, RealFour{to_real(x.v[0]), to_real(x.v[1]), to_real(x.v[2]), to_real(x.v[3])});
+}
 
 // --------------------------------------------------------------------------------------- rounding
 
@@ -103,14 +106,14 @@ __device__ inline float round_up_or_down(float x, unsigned random) {
 // the four 16 random bits.
 __device__ inline void weights_store(real *w, int64_t i, const Four &master, int stochastic,
                                      uint64_t key) {
-    RealFour out;
-    bool exact = !stochastic || sizeof(real) == sizeof(float);  // to_real alone rounds, if at all
+    Four out;
+    bool exact = !stochastic || sizeof(real) == sizeof(float);  // reals_store rounds, if at all
     uint64_t random = exact ? 0 : rand_at(key, (uint64_t)i / FOUR);
     for (int k = 0; k < FOUR; k++) {
         float x = master.v[k];
-        out.v[k] = to_real(exact ? x : round_up_or_down(x, (unsigned)(random >> 16 * k & 0xffff)));
+        out.v[k] = exact ? x : round_up_or_down(x, (unsigned)(random >> 16 * k & 0xffff));
     }
-    words_store(w + i, out);
+    reals_store(w + i, out);
 }
 
 static __global__ void __launch_bounds__(UPDATE_THREADS)

@@ -7,7 +7,7 @@
 //   w -= lr (scale x + decay w)                             scale: muon_scale (run/trainer.h)
 //
 //   w, m, d [count, rows, cols] float     x, y [count, rows, cols]     s, p [count, k, k]
-//   u is computed where it is read, and not stored
+//   u is stored in x, rounded to the storage type; |u| is that of u before it is rounded
 //
 // The tensor holds `count` matrices one below the other, those of experts, or one. Their products
 // are one batch. k is the smaller of rows and cols. If rows > cols, s = x^T x and the last product
@@ -17,9 +17,9 @@
 // iterate in bfloat16 too. m and w are float. A step that is refused changes neither m nor w;
 // the host does not wait for that decision (adamw.cuh).
 //
-// Bytes per parameter in bf16, beside the products: momentum 12 (m, d; m written), start 10 (m, d,
-// x), apply 12 (w, x; w and its copy written). FLOP of the products: 5 (4 k^2 l + 2 k^3) a matrix,
-// l the larger side: 1.6e12 a step for GPT-2 124M.
+// Bytes per parameter in bf16, beside the products: momentum 14 (m, d; m and x written), start 4
+// (x; x written), apply 12 (w, x; w and its copy written). FLOP of the products:
+// 5 (4 k^2 l + 2 k^3) a matrix, l the larger side: 1.6e12 a step for GPT-2 124M.
 #pragma once
 #include <utility>
 #include "adamw.cuh"
@@ -35,53 +35,42 @@ struct MuonTensor {
     real *x;                   // scratch of layout_muon_scratch elements: x, y, s and p
 };
 
-// Four values of u; m are those of the momentum, with this gradient.
-__device__ inline Four muon_nesterov(const Four &m, const Four &d, float mu, float clip_factor) {
-    Four u;
-    for (int k = 0; k < FOUR; k++) u.v[k] = (1 - mu) * clip_factor * d.v[k] + mu * m.v[k];
-    return u;
-}
-
-// partial[matrix][block] = sum of u^2 over the block's share of a matrix. The grid is (pieces,
-// matrix). ADVANCE: m takes in the gradient, and is stored if the step is taken. Without ADVANCE
+// x = u, and partial[matrix][block] = sum of u^2 over the block's share of a matrix. The grid is
+// (pieces, matrix). advance: m takes in the gradient, and is stored if the step is taken. Otherwise
 // the m in memory has it already.
-template <bool ADVANCE>
 static __global__ void __launch_bounds__(UPDATE_THREADS)
-muon_momentum_kernel(double *partial, Arenas t, UpdateEntry e, int64_t size,
-                     const UpdateState *state, float mu) {
+muon_momentum_kernel(real *x, double *partial, Arenas t, UpdateEntry e, int64_t size,
+                     const UpdateState *state, float mu, bool advance) {
     double sum = 0;
     float clip_factor = state->clip_factor;
     int64_t base = blockIdx.y * size;
     for (int64_t i = grid_thread() * FOUR; i < size; i += grid_threads() * FOUR) {
         float *own = t.m + e.state + base + i;
-        Four m = four_load(own), d = four_load(t.d + e.offset + base + i);
-        if (ADVANCE) {
-            for (int k = 0; k < FOUR; k++)
-                m.v[k] = mu * m.v[k] + (1 - mu) * clip_factor * d.v[k];
-            if (state->applied) four_store(own, m);
+        Four m = four_load(own), d = four_load(t.d + e.offset + base + i), u;
+        for (int k = 0; k < FOUR; k++) {
+            float g = (1 - mu) * clip_factor * d.v[k];
+            if (advance) m.v[k] = mu * m.v[k] + g;
+            u.v[k] = mu * m.v[k] + g;
+            sum += square(u.v[k]);
         }
-        Four u = muon_nesterov(m, d, mu, clip_factor);
-        for (int k = 0; k < FOUR; k++) sum += square(u.v[k]);
+        if (advance && state->applied) four_store(own, m);
+        reals_store(x + base + i, u);
     }
     sum = block_sum(sum);
     if (threadIdx.x == 0) partial[blockIdx.y * gridDim.x + blockIdx.x] = sum;
 }
 
-// x = u / |u|. Each thread sums one piece of |u|^2, so pieces must not outnumber threads.
+// x = u / |u|, in place. Each thread sums one piece of |u|^2, so pieces must not outnumber threads.
 static __global__ void __launch_bounds__(UPDATE_THREADS)
-muon_start_kernel(real *x, const double *partial, Arenas t, UpdateEntry e, int64_t size,
-                  const UpdateState *state, float mu) {
+muon_start_kernel(real *x, const double *partial, int64_t size) {
     int pieces = gridDim.x;
     double piece = (int)threadIdx.x < pieces ? partial[blockIdx.y * pieces + threadIdx.x] : 0;
     float inverse = (float)(1 / fmax(sqrt(block_sum(piece)), 1e-7));
-    float clip_factor = state->clip_factor;
-    int64_t base = blockIdx.y * size;
+    x += blockIdx.y * size;
     for (int64_t i = grid_thread() * FOUR; i < size; i += grid_threads() * FOUR) {
-        Four m = four_load(t.m + e.state + base + i), d = four_load(t.d + e.offset + base + i);
-        Four u = muon_nesterov(m, d, mu, clip_factor);
-        RealFour out;
-        for (int k = 0; k < FOUR; k++) out.v[k] = to_real(inverse * u.v[k]);
-        words_store(x + base + i, out);
+        Four u = reals_load(x + i);
+        for (int k = 0; k < FOUR; k++) u.v[k] *= inverse;
+        reals_store(x + i, u);
     }
 }
 
@@ -121,10 +110,9 @@ static inline const real *muon_direction(const MuonTensor &m, Arenas t, const Up
     int64_t size = (int64_t)m.rows * m.cols;
     dim3 grid(square_pieces(size, FOUR, MUON_PIECES), m.count);
     double *partial = scratch_for<double>((size_t)grid.x * grid.y, gpu);
-    LAUNCH(advance ? muon_momentum_kernel<true> : muon_momentum_kernel<false>, grid, UPDATE_THREADS,
-           0, gpu->stream, partial, t, m.e, size, state, mu);
-    LAUNCH(muon_start_kernel, grid, UPDATE_THREADS, 0, gpu->stream, m.x, partial, t, m.e, size,
-           state, mu);
+    LAUNCH(muon_momentum_kernel, grid, UPDATE_THREADS, 0, gpu->stream, m.x, partial, t, m.e, size,
+           state, mu, advance);
+    LAUNCH(muon_start_kernel, grid, UPDATE_THREADS, 0, gpu->stream, m.x, partial, size);
     return muon_iterate(m, gpu);
 }
 
