@@ -99,9 +99,9 @@ done
 
 # Narrow accesses of global memory in PTX: 8 or 16 bits at a time, less than 8 bytes together, or 16
 # bytes as four words. Except in kernels whose threads have no neighbours to load as well: a
-# target's logit, a value a lane, p of nGPT's alphas, DyT's alpha, integers; and in the comparison
-# of kernels when a run begins.
-apart="classifier_kernel attention_decode_kernel router_backward_kernel layer_sums_kernel \
+# target's logit, a value a lane, DyT's alpha, integers; and in the comparison of kernels when a run
+# begins.
+apart="classifier_kernel attention_decode_kernel router_backward_kernel \
        router_plan_kernel router_place_kernel fill_kernel compare_kernel EELb1EEv7AddNorm \
        EELb1EEv12NormBackward EELi4ELb"
 narrow() {

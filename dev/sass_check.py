@@ -51,8 +51,6 @@ adamw *|LDG|the tensor that a block works on: one address for all lanes
 ngpt_normalize *|LDG|the tensor that a block works on: one address for all lanes
 tensor_* *|LDG|statistics: a struct of sums, once a block
 tensor_* *|STG|statistics: a struct of sums, once a block
-layer_* *|LDG|statistics: a struct of sums, once a block
-layer_* *|STG|statistics: a struct of sums, once a block
 loss_sums *|LDG|two sums, one thread
 loss_sums *|STG|two sums, one thread
 """

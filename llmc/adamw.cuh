@@ -149,12 +149,14 @@ square_sum_kernel(double *partial, const wide *d, const UpdateEntry *entries, in
     if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
 
+// SETs or ADDs to[k] = the sum of partial[pieces][k]. A block takes a k.
 static __global__ void __launch_bounds__(SQUARES_THREADS)
-square_add_kernel(double *square, const double *partial, int pieces) {
+sums_add_kernel(double *to, const double *partial, int pieces, int how) {
+    int k = blockIdx.x;
     double sum = 0;
-    for (int i = threadIdx.x; i < pieces; i += blockDim.x) sum += partial[i];
+    for (int i = threadIdx.x; i < pieces; i += blockDim.x) sum += partial[i * gridDim.x + k];
     sum = block_sum(sum);
-    if (threadIdx.x == 0) *square = sum;
+    if (threadIdx.x == 0) to[k] = how == ADD ? to[k] + sum : sum;
 }
 
 // Blocks for a sum of `size` squares: so many that a thread has at most four loads, of `width`
@@ -171,7 +173,7 @@ static inline void gradient_square(double *square, Arenas t, const UpdateEntry *
     double *partial = scratch_for<double>(pieces, gpu);
     LAUNCH(square_sum_kernel, pieces, SQUARES_THREADS, 0, gpu->stream, partial, t.d, entries,
            count);
-    LAUNCH(square_add_kernel, 1, SQUARES_THREADS, 0, gpu->stream, square, partial, pieces);
+    LAUNCH(sums_add_kernel, 1, SQUARES_THREADS, 0, gpu->stream, square, partial, pieces, SET);
 }
 
 // ----------------------------------------------------------------------------------------- update

@@ -12,115 +12,76 @@
 //            Muon: A = scale x, which muon.cuh recomputes.
 //            nGPT has normalized its matrices since: w, of equal length, stands in for before.
 //
-// Values are float; squares and sums are double, which no square of a float overflows. A result
-// takes two kernels: a fixed grid leaves partial sums in scratch, and one block adds them in order.
+// Values are float; squares and sums are double, which no square of a float overflows. A sum takes
+// two kernels: a fixed grid leaves partial sums in scratch, and one block adds them in order.
 // Bytes, 16 a thread and load, and the computed floor (gpu.cuh):
-//   layer_sums    n C of each tensor that takes part (a second read comes from the cache): 3 for
-//                 PRE (x0, mid, x), 4 for SPAN, 5 for POST, and n NH floats
-//                 GPT-2 in bf16, n = 65536: 0.071, 0.094, 0.118 ms a layer
+//   a layer       seven times n C (x; s, skip and skip again for each sublayer), and n NH floats,
+//                 which one block reads
+//                 GPT-2 in bf16, n = 65536: 0.165 ms a layer, and the block; eleven launches
 //   tensor_sums   16 a parameter (w, d, m, v)         124 M parameters: 0.46 ms; launches, two a
 //                 tensor, cost about as much again
 #pragma once
 #include "adamw.cuh"
 #include "run/trainer.h"
 
-// The results of a layer's forward. In a pair, attention's comes first and the ffn's second.
-struct LayerTensors {
-    const real *s[2];          // two of [n, C]: the sum s; nGPT: the branch y
-    const real *skip[2];       // two of [n, C]: what the skip carries, without its factor
-    const real *x;             // [n, C] the stream out of the block
-    const wide *peak;          // [n, NH] attention's largest scores
-    float a[2];                // factors of the skips
-    int64_t size;              // n C, a multiple of 8
-    int64_t peaks;             // n NH
-    const wide *rstd[2];       // nGPT, two of [n]: of y, saved by forward
-    const real *p[2];          // nGPT, two of [C]: alpha = 0.05 sqrt(C) |p|; otherwise nullptr
-    int C;
-};
-
-enum { LAYER_PIECES = 1024, TENSOR_PIECES = 128 };
-
-// ------------------------------------------------------------------------------------------- sums
-
-// The larger of two values, and the largest of a block, or NaN if there is one. fmaxf and block_max
-// ignore NaN, a sum does not.
-__device__ inline float max_or_nan(float x, float y) { return x > y || x != x ? x : y; }
-__device__ inline float block_max_or_nan(float x) {
-    return block_max(x) + block_sum(x == x ? 0.0f : x);
-}
+enum { LAYER_PIECES = 1024, TENSOR_PIECES = 128, PEAK_THREADS = 1024 };
 
 // ---------------------------------------------------------------------------------------- a layer
 
-// *to = the sums over the threads of a block.
-__device__ inline void layer_store(LayerSums *to, LayerSums seen) {
-    UNROLL for (int k = 0; k < LAYER_SQUARES; k++) seen.squares[k] = block_sum(seen.squares[k]);
-    seen.logit = block_max_or_nan(seen.logit);
-    if (threadIdx.x == 0) *to = seen;
-}
-
-// The two parts of value i of a sublayer's sum: x is the skip's, y is the branch's.
-template <bool INTERPOLATED>
-__device__ inline float2 sum_parts(const LayerTensors &t, int sub, int64_t i, float s,
-                                   float skip) {
-    if constexpr (INTERPOLATED) {
-        float alpha = alpha_slope(t.C) * fabsf(to_float(t.p[sub][i % t.C]));
-        return {(1 - alpha) * skip, alpha * s * t.rstd[sub][i / t.C] * rsqrtf((float)t.C)};
-    }
-    float skipped = t.a[sub] * skip;
-    return {skipped, s - skipped};
-}
-
-template <bool INTERPOLATED>
-static __global__ void __launch_bounds__(SQUARES_THREADS, 2)
-layer_sums_kernel(LayerSums *partial, LayerTensors t) {
-    LayerSums seen = {{}, -INFINITY};
-    int64_t first = grid_thread(), step = grid_threads();
-    for (int64_t i = first * PACK; i < t.size; i += step * PACK) {
-        Floats x = floats_load(t.x + i), s[2], skip[2];
-        UNROLL for (int sub = 0; sub < 2; sub++) {
-            s[sub] = floats_load(t.s[sub] + i);
-            skip[sub] = floats_load(t.skip[sub] + i);
-        }
-        for (int k = 0; k < PACK; k++) seen.squares[STREAM] += square(x.v[k]);
-        UNROLL for (int sub = 0; sub < 2; sub++)
-            for (int k = 0; k < PACK; k++) {
-                float s_k = s[sub].v[k], skip_k = skip[sub].v[k];
-                float2 parts = sum_parts<INTERPOLATED>(t, sub, i + k, s_k, skip_k);
-                seen.squares[ATTN_BRANCH + 2 * sub] += square(parts.y);
-                seen.squares[ATTN_SKIP + 2 * sub] += square(parts.x);
-            }
-    }
-    for (int64_t i = first; i < t.peaks; i += step) seen.logit = max_or_nan(seen.logit, t.peak[i]);
-    layer_store(partial + blockIdx.x, seen);
-}
+// A term whose squares add up: scale (x - a skip). nGPT: alpha y / |y| with x = y, and
+// (1 - alpha) skip with x = skip.
+struct Term {
+    const real *x, *skip;        // [n, C]; skip may be nullptr
+    float a, scale;
+    const real *p = nullptr;     // nGPT, [C]: alpha = 0.05 sqrt(C) |p| decides the scale
+    const wide *rstd = nullptr;  // nGPT, [n]: of y, saved by forward; nullptr: x is the skip
+};
 
 static __global__ void __launch_bounds__(SQUARES_THREADS)
-layer_add_kernel(LayerSums *sums, const LayerSums *partial, int pieces) {
-    LayerSums seen = {{}, -INFINITY};
-    if (threadIdx.x == 0) seen = *sums;
-    for (int i = threadIdx.x; i < pieces; i += blockDim.x) {
-        UNROLL for (int k = 0; k < LAYER_SQUARES; k++) seen.squares[k] += partial[i].squares[k];
-        seen.logit = max_or_nan(seen.logit, partial[i].logit);
+term_kernel(double *partial, Term f, int64_t size, int C) {
+    double sum = 0;
+    for (int64_t i = grid_thread() * PACK; i < size; i += grid_threads() * PACK) {
+        Floats x = floats_load(f.x + i), skip = f.skip ? floats_load(f.skip + i) : Floats{};
+        Floats p = f.p ? floats_load(f.p + i % C) : Floats{};
+        for (int k = 0; k < PACK; k++) {
+            float scale = f.scale;
+            if (f.p) {
+                float alpha = alpha_slope(C) * fabsf(p.v[k]);
+                scale = f.rstd ? alpha * f.rstd[i / C] * rsqrtf((float)C) : 1 - alpha;
+            }
+            sum += square(scale * (x.v[k] - f.a * skip.v[k]));
+        }
     }
-    layer_store(sums, seen);
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
 
-// Adds one forward of a layer to *sums, on the device. The grid, and with it the order, depends on
+// *sum, on the device, += the squares of a term [n, C]. The grid, and with it the order, depends on
 // the size alone.
-static inline void layer_sums(LayerSums *sums, const LayerTensors &t, Gpu *gpu) {
-    int pieces = square_pieces(t.size, PACK, LAYER_PIECES);
-    LayerSums *partial = scratch_for<LayerSums>(pieces, gpu);
-    LAUNCH(t.p[0] ? layer_sums_kernel<true> : layer_sums_kernel<false>, pieces, SQUARES_THREADS, 0,
-           gpu->stream, partial, t);
-    LAUNCH(layer_add_kernel, 1, SQUARES_THREADS, 0, gpu->stream, sums, partial, pieces);
+static inline void squares_add(double *sum, const Term &f, int64_t n, int C, Gpu *gpu) {
+    int pieces = square_pieces(n * C, PACK, LAYER_PIECES);
+    double *partial = scratch_for<double>(pieces, gpu);
+    LAUNCH(term_kernel, pieces, SQUARES_THREADS, 0, gpu->stream, partial, f, n * C, C);
+    LAUNCH(sums_add_kernel, 1, SQUARES_THREADS, 0, gpu->stream, sum, partial, pieces, ADD);
+}
+
+// One block. NaN stays: block_max ignores it, a sum does not.
+static __global__ void __launch_bounds__(PEAK_THREADS)
+peak_kernel(double *largest, const wide *peak, int64_t count) {
+    float seen = (float)*largest;
+    for (int64_t i = threadIdx.x; i < count; i += blockDim.x)
+        if (peak[i] > seen || isnan(peak[i])) seen = peak[i];
+    seen = block_max(seen) + block_sum(isnan(seen) ? seen : 0.0f);
+    if (threadIdx.x == 0) *largest = seen;
+}
+
+// *largest, on the device, becomes the largest of itself and of attention's peaks [count], or NaN
+// if there is one.
+static inline void peak_add(double *largest, const wide *peak, int64_t count, Gpu *gpu) {
+    LAUNCH(peak_kernel, 1, PEAK_THREADS, 0, gpu->stream, largest, peak, count);
 }
 
 // ---------------------------------------------------------------------------------------- tensors
-
-// The sums over the threads of a block.
-__device__ inline TensorStats tensor_block_sum(TensorStats x) {
-    return {block_sum(x.grad), block_sum(x.weight), block_sum(x.update)};
-}
 
 // entry: on the device. A short tensor leaves most of its pieces nothing to add up.
 static __global__ void __launch_bounds__(SQUARES_THREADS)
@@ -147,17 +108,9 @@ tensor_sums_kernel(TensorStats *partial, Arenas t, const UpdateEntry *entry, Ada
             seen.update += square(e.lr * (A + e.decay * (before - e.target)));
         }
     }
-    if (first < e.size) seen = tensor_block_sum(seen);
+    if (first < e.size)
+        seen = {block_sum(seen.grad), block_sum(seen.weight), block_sum(seen.update)};
     if (threadIdx.x == 0) partial[blockIdx.x] = seen;
-}
-
-// A thread takes a piece.
-static __global__ void __launch_bounds__(TENSOR_PIECES)
-tensor_add_kernel(TensorStats *sums, const TensorStats *partial, int pieces) {
-    TensorStats seen = {};
-    if ((int)threadIdx.x < pieces) seen = partial[threadIdx.x];
-    seen = tensor_block_sum(seen);
-    if (threadIdx.x == 0) *sums = seen;
 }
 
 // SETs *sums, on the device, for an entry of arenas that adamw_apply has just updated with `step`;
@@ -168,5 +121,6 @@ static inline void tensor_sums(TensorStats *sums, Arenas t, const UpdateEntry *e
     int pieces = square_pieces(t.total, FOUR, TENSOR_PIECES);
     TensorStats *partial = scratch_for<TensorStats>(pieces, gpu);
     LAUNCH(tensor_sums_kernel, pieces, SQUARES_THREADS, 0, gpu->stream, partial, t, entry, step, x);
-    LAUNCH(tensor_add_kernel, 1, TENSOR_PIECES, 0, gpu->stream, sums, partial, pieces);
+    LAUNCH(sums_add_kernel, 3, SQUARES_THREADS, 0, gpu->stream, (double *)sums, (double *)partial,
+           pieces, SET);
 }

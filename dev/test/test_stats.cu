@@ -24,7 +24,30 @@ static bool close_to(double got, double want) { return fabs(got - want) <= BOUND
 
 // ----------------------------------------------------------------------------------------- a layer
 
-// The arrays of one forward, and its share of the sums.
+// The arrays of one forward. In a pair, attention's comes first and the ffn's second.
+struct LayerTensors {
+    const real *s[2], *skip[2], *x;
+    const wide *peak;
+    float a[2];
+    int64_t n, peaks;
+    int C;
+    const real *p[2];          // nGPT, where s is y
+    const wide *rstd[2];
+};
+
+static void layer_sums(LayerSums *sums, const LayerTensors &t) {
+    for (int sub = 0; sub < 2; sub++) {
+        Term branch = {t.s[sub], t.skip[sub], t.a[sub], 1};
+        if (t.p[sub]) branch = {t.s[sub], nullptr, 0, 1, t.p[sub], t.rstd[sub]};
+        Term skip = {t.skip[sub], nullptr, 0, t.a[sub], t.p[sub]};
+        squares_add(&sums->squares[ATTN_BRANCH + 2 * sub], branch, t.n, t.C, test_gpu());
+        squares_add(&sums->squares[ATTN_SKIP + 2 * sub], skip, t.n, t.C, test_gpu());
+    }
+    squares_add(&sums->squares[STREAM], {t.x, nullptr, 0, 1}, t.n, t.C, test_gpu());
+    peak_add(&sums->logit, t.peak, t.peaks, test_gpu());
+}
+
+// A forward and its share of the sums.
 struct Layer {
     LayerTensors t;
     std::vector<void *> device;
@@ -40,16 +63,17 @@ static double squares(const Values &x, double a = 0, const Values &y = {}) {
 // Every tensor of its own size, so that none is taken for another. Peaks are below 0.
 static Layer layer_make(int64_t n, int C, int NH, uint64_t seed) {
     Layer f = {};
-    f.t.size = n * C, f.t.peaks = n * NH, f.t.a[0] = 1.5f, f.t.a[1] = 0.75f;
+    const int64_t size = n * C;
+    f.t.n = n, f.t.C = C, f.t.peaks = n * NH, f.t.a[0] = 1.5f, f.t.a[1] = 0.75f;
     for (int sub = 0; sub < 2; sub++) {
-        Values s = random_values(f.t.size, seed + sub, 2 + sub);
-        Values skip = random_values(f.t.size, seed + 2 + sub, 0.5 + sub);
+        Values s = random_values(size, seed + sub, 2 + sub);
+        Values skip = random_values(size, seed + 2 + sub, 0.5 + sub);
         f.device.push_back((void *)(f.t.s[sub] = device_copy<real>(&s)));
         f.device.push_back((void *)(f.t.skip[sub] = device_copy<real>(&skip)));
         f.want[sub ? FFN_BRANCH : ATTN_BRANCH] = squares(s, f.t.a[sub], skip);
         f.want[sub ? FFN_SKIP : ATTN_SKIP] = pow(f.t.a[sub], 2) * squares(skip);
     }
-    Values x = random_values(f.t.size, seed + 4, 5);
+    Values x = random_values(size, seed + 4, 5);
     Values peak = random_values(f.t.peaks, seed + 5, 1, -20);
     f.device.push_back((void *)(f.t.x = device_copy<real>(&x)));
     f.device.push_back((void *)(f.t.peak = device_copy<wide>(&peak)));
@@ -72,7 +96,7 @@ static void check_layer(int64_t n, int C, int NH) {
     for (int k = 0; k < LAYER_SQUARES; k++) want[k] = begin.squares[k];
     for (int64_t rows : {n, n / 2 + 1}) {
         Layer f = layer_make(rows, C, NH, 300 + (uint64_t)rows);
-        layer_sums(sums, f.t, test_gpu());
+        layer_sums(sums, f.t);
         LayerSums got = host_struct(sums, 1)[0];
         logit = fmax(logit, f.logit);
         for (int k = 0; k < LAYER_SQUARES; k++) {
@@ -99,13 +123,13 @@ GPU_TEST(cuda_layer_stats) {
 // nGPT: of y forward kept 1 / RMS, and t = y / |y|; the parts of the sum are alpha t and (1 -
 // alpha) skip.
 GPU_TEST(cuda_layer_stats_unit) {
-    const int64_t n = 301;
+    const int64_t n = 301, size = n * 72;
     const int C = 72;
     Layer f = layer_make(n, C, 5, 330);
     LayerTensors plain = f.t;
     for (int sub = 0; sub < 2; sub++) {
-        Values y = host_values(f.t.s[sub], f.t.size);
-        Values skip = host_values(f.t.skip[sub], f.t.size);
+        Values y = host_values(f.t.s[sub], size);
+        Values skip = host_values(f.t.skip[sub], size);
         Values p = random_values(C, 331 + sub, 0.5);
         Values rstd(n);
         for (int64_t row = 0; row < n; row++) {
@@ -116,15 +140,14 @@ GPU_TEST(cuda_layer_stats_unit) {
         f.device.push_back((void *)(f.t.rstd[sub] = device_copy<wide>(&rstd)));
         f.device.push_back((void *)(f.t.p[sub] = device_copy<real>(&p)));
         f.want[sub ? FFN_BRANCH : ATTN_BRANCH] = f.want[sub ? FFN_SKIP : ATTN_SKIP] = 0;
-        for (int64_t i = 0; i < f.t.size; i++) {
+        for (int64_t i = 0; i < size; i++) {
             double alpha = 0.05 * sqrt(C) * fabs(p[i % C]);
             f.want[sub ? FFN_BRANCH : ATTN_BRANCH] += pow(alpha * y[i] * rstd[i / C] / sqrt(C), 2);
             f.want[sub ? FFN_SKIP : ATTN_SKIP] += pow((1 - alpha) * skip[i], 2);
         }
     }
-    f.t.C = C;
     LayerSums begin = {{}, -INFINITY}, *sums = device_struct(&begin, 1);
-    layer_sums(sums, f.t, test_gpu());
+    layer_sums(sums, f.t);
     LayerSums got = host_struct(sums, 1)[0];
     for (int k = 0; k < LAYER_SQUARES; k++)
         EXPECT(close_to(got.squares[k], f.want[k]), "sum %d of squares is %.9g, expected %.9g", k,
@@ -137,11 +160,11 @@ GPU_TEST(cuda_layer_stats_unit) {
 // Values whose squares are beyond float, and whose sum no float holds.
 GPU_TEST(cuda_layer_stats_large) {
     Layer f = layer_make(9, 40, 1, 310);
-    Values x = random_values(f.t.size, 311, 1e30);
+    Values x = random_values(9 * 40, 311, 1e30);
     real *large = device_copy<real>(&x);
     f.t.x = large;
     LayerSums begin = {}, *sums = device_struct(&begin, 1);
-    layer_sums(sums, f.t, test_gpu());
+    layer_sums(sums, f.t);
     double got = host_struct(sums, 1)[0].squares[STREAM];
     EXPECT(close_to(got, squares(x)), "a stream of 1e30: %g, expected %g", got, squares(x));
     layer_free(f), cudaFree(large), cudaFree(sums);
@@ -158,9 +181,9 @@ GPU_TEST(cuda_layer_stats_not_finite) {
         wide *spoiled = device_copy<wide>(&peak);
         LayerTensors t = f.t;
         t.peak = spoiled;
-        layer_sums(sums, t, test_gpu());
+        layer_sums(sums, t);
         LayerSums once = host_struct(sums, 1)[0];
-        layer_sums(sums, f.t, test_gpu());
+        layer_sums(sums, f.t);
         LayerSums twice = host_struct(sums, 1)[0];
         EXPECT(isnan(once.logit) && isnan(twice.logit),
                "a NaN at %d of %d peaks: %g, and %g after another forward", (int)at, (int)f.t.peaks,
