@@ -125,9 +125,10 @@ struct Matmul {
     const void *bias = nullptr, *aux = nullptr;    // aux: pre
 };
 
-// The numbers of a key that every plan's text has; batch and epilogue are written apart.
+// The numbers of a key in a plan's text.
 #define KEY_FIELDS(FIELD) \
-FIELD(m) FIELD(n) FIELD(k) FIELD(ta) FIELD(tb) FIELD(wide_out) FIELD(add)
+FIELD(m) FIELD(n) FIELD(k) FIELD(ta) FIELD(tb) FIELD(wide_out) FIELD(add) FIELD(epilogue) \
+FIELD(batch)
 
 // What follows a product in the same kernel.
 enum Epilogue { PLAIN, BIAS, GELU, GELU_BIAS, GELU_BACKWARD, EPILOGUE_COUNT };
@@ -168,7 +169,7 @@ static inline Plans *plans_create(bool tf32) {
     // decides which algorithms fit.
     cudaCheck(cudaGetDevice(&id));
     cudaCheck(cudaGetDeviceProperties(&device, id));
-    check_format(p->origin, sizeof p->origin, "cuBLASLt %zu, %s, %s", cublasLtGetVersion(),
+    check_format(p->origin, sizeof p->origin, "cuBLASLt %zu on %s, %s", cublasLtGetVersion(),
                  device.name, p->tf32 ? "tf32" : precision);
     ltCheck(cublasLtCreate(&p->handle));
     cudaCheck(cudaMalloc(&p->workspace, PLANS_WORKSPACE));
@@ -376,8 +377,7 @@ static inline char *plans_text(const Plans *plans) {
 #define WRITE_FIELD(name) fprintf(f, "\"" #name "\": %lld, ", (long long)p->key.name);
         KEY_FIELDS(WRITE_FIELD)
 #undef WRITE_FIELD
-        if (p->key.batch > 1) fprintf(f, "\"batch\": %lld, ", (long long)p->key.batch);
-        fprintf(f, "\"epilogue\": \"%s\", \"algo\": \"", EPILOGUES[p->key.epilogue].name);
+        fprintf(f, "\"algo\": \"");
         for (size_t byte = 0; p->found && byte < sizeof p->algo; byte++)
             fprintf(f, "%02x", algo[byte]);
         fprintf(f, "\"}");
@@ -389,25 +389,21 @@ static inline char *plans_text(const Plans *plans) {
 
 // Sizes are not checked: a plan with sizes that no product has is never found, and does no harm.
 static inline void plan_read(Plans *plans, const Json *entry, const char *path) {
-    const char *epilogue = json_get_string(entry, "epilogue", path);
     const char *hex = json_get_string(entry, "algo", path);
     cublasLtMatmulHeuristicResult_t result = {};
-    int e = 0;
-    while (e < EPILOGUE_COUNT && strcmp(EPILOGUES[e].name, epilogue)) e++;
-    CHECK(e < EPILOGUE_COUNT,
-          "%s: \"epilogue\": \"%s\" is not known\n  -> use another checkpoint", path, epilogue);
     PlanKey key = {};
-    key.epilogue = e;
 #define READ_FIELD(name) key.name = json_get_int(entry, #name, path);
     KEY_FIELDS(READ_FIELD)
 #undef READ_FIELD
-    if (json_get(entry, "batch")) key.batch = json_get_int(entry, "batch", path);
+    CHECK(key.epilogue >= 0 && key.epilogue < EPILOGUE_COUNT,
+          "%s: \"epilogue\": %lld is not known\n  -> use another checkpoint", path,
+          (long long)key.epilogue);
     CHECK(!plan_find(plans, &key),
           "%s: the same product twice\n  -> use another checkpoint", path);
     Plan *p = plan_make(plans, key);
     const size_t DIGITS = 2 * sizeof p->algo;
     p->keep = true;
-    p->found = *hex || e == 0;  // no digits: the product runs without this epilogue
+    p->found = *hex || key.epilogue == PLAIN;  // no digits: the product runs without this epilogue
     bool right = strspn(hex, "0123456789abcdef") == DIGITS && !hex[DIGITS];
     CHECK(!p->found || right,
           "%s: expected \"algo\" to be %zu digits of 0-9 and a-f, found \"%s\"\n"
