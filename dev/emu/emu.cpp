@@ -1401,7 +1401,7 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function
                                              cudaDriverEntryPointQueryResult *found) {
     bool known = !strcmp(symbol, "cuTensorMapEncodeTiled") && version >= 12000;
     *function = known ? reinterpret_cast<void *>(encode_map) : NULL;
-    *found = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+    if (found) *found = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
     return cudaSuccess;
 }
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *attributes, const void *) {

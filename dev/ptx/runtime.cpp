@@ -233,7 +233,7 @@ int cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsign
                                      int *found) {
     bool known = !strcmp(symbol, "cuTensorMapEncodeTiled");
     *function = known ? (void *)encode_map : nullptr;
-    *found = known ? 0 : 1;
+    if (found) *found = known ? 0 : 1;
     return 0;
 }
 
