@@ -204,7 +204,7 @@ def combine(t, n, K, C):
     y, total, drows = t.empty((n, C)), t.empty((n, C)), t.empty((n * K, C))
     rs, places, gates = t.put(rows), t.put(place), t.put(gate, F32)
     t.call("set_router", 1, n, 8, K, 0, 1.0, 0.0, 0.0, 0.0)
-    t.call("set_router_results", gates, None, None, None, None, places, None, None, None)
+    t.call("set_router_results", gates, None, None, None, None, None, places, None, None, None)
     t.call("run_combine", y, rs, t.put(add), 0.25, C)
     t.expect("y", y, (gate[..., None] * rows[place]).sum(1) + 0.25 * add)
     dgate = t.empty((n, K), F32)
@@ -213,7 +213,7 @@ def combine(t, n, K, C):
     want[place] = gate[..., None] * dy[:, None]
     t.expect("drows", drows, want)
     t.expect("dgate", dgate, (rows[place] * dy[:, None]).sum(-1), SUMS)
-    t.call("set_router_results", None, None, None, None, None, places, None, None, None)
+    t.call("set_router_results", None, None, None, None, None, None, places, None, None, None)
     t.call("run_combine", total, rs, None, 0.0, C)
     t.expect("sum without gates", total, rows[place].sum(1))
 
