@@ -120,26 +120,20 @@ void comm_broadcast(Comm *c, void *data, size_t bytes) {
     for (int to = 1; to < comm_size(c); to++) comm_move(c, data, bytes, 0, to);
 }
 
-// Process 0 adds the values of process 1, then of process 2, and so on, a piece at a time, and
-// broadcasts the result.
+// Process 0 adds the values of process 1, then of process 2, and so on, and broadcasts the result.
 void comm_all_reduce(Comm *c, double *x, int64_t n, int how) {
-    enum { PIECE = 512 };
-    double other[PIECE];
     if (comm_size(c) == 1) return;
-    for (int64_t at = 0; at < n; at += PIECE) {
-        int64_t piece = least(n - at, PIECE);
-        size_t bytes = piece * sizeof *x;
-        for (int from = 1; from < c->size; from++) {
-            if (c->rank == from) memcpy(other, x + at, bytes);
-            comm_move(c, other, bytes, from, 0);
-            for (int64_t i = 0; i < piece && !c->rank; i++) {
-                double *own = &x[at + i];
-                if (how == COMM_SUM) *own += other[i];
-                else if (other[i] > *own || isnan(other[i])) *own = other[i];
-            }
+    size_t bytes = n * sizeof *x;
+    double *other = check_alloc(bytes, "a sum over processes");
+    for (int from = 1; from < c->size; from++) {
+        comm_move(c, c->rank ? x : other, bytes, from, 0);
+        for (int64_t i = 0; i < n && !c->rank; i++) {
+            if (how == COMM_SUM) x[i] += other[i];
+            else if (other[i] > x[i] || isnan(other[i])) x[i] = other[i];
         }
-        comm_broadcast(c, x + at, bytes);
     }
+    free(other);
+    comm_broadcast(c, x, bytes);
 }
 
 // Every process compares its number with that of process 0; the all-reduce counts those that

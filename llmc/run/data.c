@@ -194,10 +194,10 @@ void loader_hash_begin(DataLoader *d) {
     if (d->hashing || !d->shard_count) return;
     d->hashed = false;
     d->hashed_bytes = 0;
-    int error = pthread_create(&d->hasher, NULL, shard_hash_all, d);
-    CHECK(!error,
-          "cannot start a thread that hashes the data: %s\n"
-          "  -> close other programs, or raise the limit on threads (ulimit -u)", strerror(error));
+    errno = pthread_create(&d->hasher, NULL, shard_hash_all, d);
+    CHECK(!errno,
+          "cannot start a thread that hashes the data: %m\n"
+          "  -> close other programs, or raise the limit on threads (ulimit -u)");
     d->hashing = true;
 }
 

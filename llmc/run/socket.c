@@ -36,7 +36,7 @@ static bool transfer(int fd, void *data, size_t bytes, bool sends) {
     return true;
 }
 
-// Connecting, sending and receiving fail after this many seconds; 0: never.
+// Connecting, accepting, sending and receiving fail after this many seconds; 0: never.
 static void set_timeout(int fd, int seconds) {
     struct timeval limit = {seconds, 0};
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
@@ -105,16 +105,13 @@ static void accept_peer(Sockets *s, int fd) {
 // of them together.
 static void gather_peers(Sockets *s, int listener) {
     double deadline = clock_seconds() + MEET_SECONDS;
+    set_timeout(listener, 1);             // accept waits a second, then the deadline is checked
     for (int missing = 1; missing < s->size; missing++)
         while (!s->peers[WATCH][missing]) {
-            struct pollfd wait = {listener, POLLIN, 0};
-            double left = deadline - clock_seconds();
-            CHECK(left > 0,
+            CHECK(clock_seconds() < deadline,
                   "process 0 expected %d others within %d seconds; process %d has not connected\n"
                   "  -> read its own error; its machine must reach this one at MASTER_PORT + 1",
                   s->size - 1, MEET_SECONDS, missing);
-            // A signal, or a connection that is closed again: check the deadline again.
-            if (poll(&wait, 1, 1000 * left) <= 0) continue;
             int fd = accept(listener, NULL, NULL);
             if (fd >= 0) accept_peer(s, fd);
         }
@@ -215,10 +212,10 @@ Sockets *sockets_open(int rank, int size, bool here) {
     // A star: all others connect to process 0 alone.
     if (rank == 0) gather_peers(s, start_listening(at, here));
     else for (int watch = TALK; watch <= WATCH; watch++) reach_process_0(s, at, host, watch);
-    int error = pthread_create(&s->watchdog, NULL, watch_peers, s);
-    CHECK(!error,
-          "cannot start a thread: %s\n"
-          "  -> close other programs, or raise the limit on threads (ulimit -u)", strerror(error));
+    errno = pthread_create(&s->watchdog, NULL, watch_peers, s);
+    CHECK(!errno,
+          "cannot start a thread: %m\n"
+          "  -> close other programs, or raise the limit on threads (ulimit -u)");
     return s;
 }
 
