@@ -1839,9 +1839,9 @@ static Update gpt_outcome(Gpt *g) { return g->last; }
 
 // Sums of squares of one shard, after the step. The step is recomputed: AdamW's from the moments,
 // Muon's from the momentum and the gradient.
-//   along = mhat / (sqrt(vhat) + eps)                  Muon: scale times the orthogonal direction
-//   before = (w + lr (along - decay target)) / (1 - lr decay)
-//   step = lr (along + decay (before - target))
+//   move = mhat / (sqrt(vhat) + eps)                   Muon: scale times the orthogonal matrix
+//   before = (w + lr (move - decay target)) / (1 - lr decay)
+//   step = lr (move + decay (before - target))
 // nGPT's matrices have been normalized since: their w stands in for before, of the same length.
 static TensorStats shard_stats(const Gpt *g, TensorShard s, const Entry *e, const Optimizer *o) {
     bool normalized = entry_lines(&g->m, e).length > 0;
@@ -1855,11 +1855,11 @@ static TensorStats shard_stats(const Gpt *g, TensorShard s, const Entry *e, cons
             x = muon_direction(s, first / size, g->muon, o->momentum,
                                clip_factor_of(o, g->last.norm), false);
         for (int64_t j = 0, i = first; j < size; j++, i++) {
-            double along = e->muon ? scale * x[j]
-                                   : s.m[i] * s.correct1 / (sqrt(s.v[i] * s.correct2) + o->eps);
-            double before = (s.w[i] + s.lr * (along - s.decay * s.target)) / (1 - s.lr * s.decay);
+            double move = e->muon ? scale * x[j]
+                                  : s.m[i] * s.correct1 / (sqrt(s.v[i] * s.correct2) + o->eps);
+            double before = (s.w[i] + s.lr * (move - s.decay * s.target)) / (1 - s.lr * s.decay);
             if (normalized) before = s.w[i];
-            double step = s.lr * (along + s.decay * (before - s.target));
+            double step = s.lr * (move + s.decay * (before - s.target));
             sums.grad += (double)s.d[i] * s.d[i];
             sums.weight += before * before;
             sums.update += step * step;

@@ -544,8 +544,7 @@ static void copy_staged(Gpt *g, int64_t first, int64_t count) {
     cudaCheck(cudaEventRecord(g->copied[g->turn], g->gpu.stream));
 }
 
-// Stages a batch while the device works on the one before. Tokens outside the vocabulary are
-// refused first.
+// Stages a batch while the device works on the one before.
 static void stage_batch(Gpt *g, const int32_t *inputs, const int32_t *targets) {
     int64_t n = g->now.n;
     g->turn ^= 1;

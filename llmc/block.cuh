@@ -15,8 +15,8 @@
 //   - QK norm and RoPE are one kernel (qkv.cuh);
 //   - residual + norm: the `out` norm, the residual add and the norm after it are one kernel
 //     (norm.cuh). Without a norm next to it, the product before it adds the residual: cuBLAS
-//     computes D = alpha A B + beta C (linear.cuh), where beta C is a skip. The gradient of the
-//     residual is added in the same way.
+//     computes D = alpha A B + beta C (linear.cuh), where beta C is a skip. After experts combine
+//     adds it. The gradient of the residual is added in the same way.
 // Values moved per token around norms and residuals, with d channels:
 //   PRE    forward 2d + 4d + (in the product)    backward 4d + 4d
 //   SPAN   forward 4d + 4d                       backward 3d + 5d
@@ -390,7 +390,7 @@ static const real *skip_of(int skip, const real *own, const real *normed, const 
 typedef void (*Branch)(const Block &b, real *y, const real *u, Residual add);
 
 // y = F(u), then residual + norm: s = a skip + out(y) and z = next(s), in one kernel. If both slots
-// are empty, the product at the end of the branch adds the skip.
+// are empty, the last kernel of the branch adds the skip.
 static void sublayer_forward(const Block &b, Branch branch, real *s, real *z, real *y,
                              const real *u, Residual skip, Norm out, Norm next) {
     if (!out.site.on && !next.site.on) return branch(b, s, u, skip);
@@ -443,7 +443,8 @@ static void block_backward(const Block &b, real *dx, real *x) {
     real *ds = b.d.as;  // the gradient of s; without a post norm d.as is d.mid
 
     // Attention's post norm. Attention's skip carries x, the block's input. If the ffn's carries it
-    // too, dx begins as the sum of both gradients.
+    // too, dx begins as the sum of both gradients; without a post norm, which no row has, as that
+    // sum divided by ffn_a, the skip's factor.
     bool both = block && !normed;
     Residual skip = {ds, attn_a};
     if (attn->post) {

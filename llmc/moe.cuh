@@ -124,7 +124,7 @@ router_forward_kernel(Router r) {
             key[j] = router_key(s + (r.bias ? r.bias[j] : 0), j);
             sum += s;
         }
-        sum = warp_sum(sum);  // a softmax's is 1 but for rounding, which a small entropy shows
+        sum = warp_sum(sum);  // a softmax's is 1 but for rounding, which a small entropy would show
         for (int j = lane; j < r.E; j += WARP) {
             float share_j = score(j) / sum;
             p[j] += share_j;

@@ -228,7 +228,7 @@ __device__ void line_normalize(Floats (&x)[N], const int (&column)[N], const Nor
 
 // Residual + norm:  t = N_out(y)    s = a skip + t    z = N_next(s)
 // A norm that is nullptr or off is skipped, and so is the residual if skip is nullptr. At least one
-// norm is given: it says n and width. If both are on, each has one group. s is stored
+// norm is given, on or off: it says n and width. If both are on, each has one group. s is stored
 // unless nullptr. Backward reads s as stored, so z normalizes s rounded to `real`, whether it is
 // stored or not. Outputs may be inputs.
 struct AddNorm {

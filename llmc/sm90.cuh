@@ -94,7 +94,7 @@ struct TensorBox {
 };
 
 // Kernels take the map as a `const __grid_constant__ CUtensorMap` parameter. The type comes with
-// CUDA 12, whose drivers all have this function; gpu_find refuses older ones.
+// CUDA 12, whose drivers all have this function; gpu_find refuses older drivers.
 static inline CUtensorMap tensor_map(const TensorBox &t) {
     decltype(&cuTensorMapEncodeTiled) encode = nullptr;
     CUtensorMap map;

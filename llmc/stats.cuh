@@ -17,7 +17,8 @@
 // Bytes, 16 a thread and load, and the computed floor (gpu.cuh):
 //   a layer       seven times n C (x; s, skip and skip again for each sublayer), and n NH floats,
 //                 which one block reads
-//                 GPT-2 in bf16, n = 65536: 0.165 ms a layer, and the block; eleven launches
+//                 GPT-2 in bf16, n = 65536: 0.165 ms a layer, and that of the one block; eleven
+//                 launches
 //   tensor_sums   16 a parameter (w, d, m, v)         124 M parameters: 0.46 ms; launches, two a
 //                 tensor, cost about as much again
 #pragma once

@@ -887,6 +887,8 @@ def draw_borders(results, path):
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
     pairs = usual_runs(results)
+    if "PRE" not in pairs:
+        return
     chart, panes = plt.subplots(1, 2, figsize=(7.6, 3.6), sharey=True)
     for pane, width in zip(panes, (SMALL, LARGE)):
         for color, mode in enumerate(("PRE", *BORDERS)):
@@ -894,11 +896,12 @@ def draw_borders(results, path):
             depths = sorted({int(flags["layers"]) for flags, _ in runs})
             known = [(depth, *border(runs, width, depth)) for depth in depths]
             if mode == "PRE":
-                tried = np.array([(depth, low) for depth, low, _ in known if low])
-                pane.plot(*tried.T, "^", color="black", markersize=5,
+                tried = [(depth, low) for depth, low, high in known if low and not high]
+                pane.plot(*np.reshape(tried, (-1, 2)).T, "^", color="black", markersize=5,
                           label="PRE: highest tried, none failed")
                 continue
-            depth, low, high = np.array([line for line in known if None not in line], float).T
+            bars = [line for line in known if None not in line]
+            depth, low, high = np.reshape(bars, (-1, 3)).astype(float).T
             depth *= 1.015 ** (color - 3)                              # no bar behind another
             middle = np.sqrt(low * high)
             pane.errorbar(depth, middle, [middle - low, high - middle], color=f"C{color - 1}",

@@ -37,7 +37,8 @@ void checkpoint_begin(Checkpoint *c, int run, const char *run_dir, int64_t step)
     checkpoint_path(c->path, run_dir, step);
     path_join(c->temp, run_dir, TEMP);
     CHECK_WRITE(folder_remove(run, TEMP),
-                "cannot remove the unfinished checkpoint %s: %m\n  -> remove it by hand", c->temp);
+                "cannot remove what is left of a checkpoint, %s: %m\n  -> remove it by hand",
+                c->temp);
     c->folder = folder_make_in(run, c->temp);
 }
 
@@ -196,6 +197,7 @@ void checkpoint_prune(int run, const char *run_dir, int64_t newest, int64_t last
         if (newer < last || (every && step % every == 0)) continue;
         const char *plain = file_name(checkpoint_path(path, run_dir, step));
         CHECK_WRITE(renameat(run, plain, run, TEMP) == 0 && folder_remove(run, TEMP),
-                    "cannot remove %s: %m\n  -> remove it by hand, or --keep-last 0", path);
+                    "cannot remove %s, now %s/%s: %m\n  -> remove it by hand, or --keep-last 0",
+                    path, run_dir, TEMP);
     }
 }

@@ -36,7 +36,7 @@ typedef struct {
     uint64_t hash;         // of the file; 0: not known yet
 } Shard;
 
-// One loader serves one thread.
+// One loader serves one thread, beside its hasher.
 typedef struct {
     int64_t seq;              // T
     long long tokens, samples;                // of an epoch: N, and (N-1)/T
@@ -58,8 +58,9 @@ typedef struct {
 
     pthread_t hasher;         // the thread that hashes shards; both threads use the atomic fields
     bool hashing;             // it runs, or has not been joined
-    _Atomic bool hashed, stop;
-    _Atomic int64_t hashed_bytes;             // so far
+    _Atomic bool hashed;      // the pass has ended
+    _Atomic bool stop;        // loader_close asks for its end
+    _Atomic int64_t hashed_bytes;
     const Shard *bad;         // the first shard that cannot be read, or has changed
     int error;                // errno of reading it; 0: it has changed
 } DataLoader;

@@ -334,8 +334,7 @@ Run *run_open(const Trainer *t, int argc, char **argv) {
     check_processes(r);                   // before the first one takes memory
     memory_choose(r);
     run_open_tokenizer(r);
-    if (f->eval || r->training)
-        tasks_open(&r->tasks, f->tasks, r);
+    if (f->eval || r->training) tasks_open(&r->tasks, f->tasks, r);
     show_model(r, false);
 
     // Memory: a micro-batch, the device's arenas, then the weights into them.

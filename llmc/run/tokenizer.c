@@ -239,13 +239,15 @@ static size_t merged_rank(const Tokenizer *t, const char *piece, size_t n, const
 //
 // A sweep from left to right merges all pairs of the lowest rank. A merge makes two new pairs, with
 // the part before and the part behind. A new pair whose rank is not above the lowest is merged at
-// once: all other pairs have higher ranks on the left, and none lower on the right. So the order is
-// that of one merge at a time, and a rank takes one sweep.
+// once: on its left all other pairs have higher ranks, on its right none has a lower one. So the
+// order is that of one merge at a time, and a rank takes one sweep. Time grows with n times the
+// number of ranks that are merged; a pattern that cuts the text keeps n short.
 //
 // Writes the tokens of a piece of n bytes, at most n, and returns how many. A part that is no token
 // becomes its bytes.
 static int64_t merge_piece(const Tokenizer *t, const char *piece, size_t n, int32_t *tokens) {
-    // [n] bytes of the part that begins here; where the part before it begins; merged_rank
+    // Three arrays [n], by where a part begins: its bytes, where the part before it begins, and its
+    // merged_rank.
     size_t *length = check_alloc(3 * n * sizeof *length, "a word");
     size_t *before = length + n, *rank = before + n;
     int64_t count = 0;

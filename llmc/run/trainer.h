@@ -163,10 +163,11 @@ typedef struct Trainer {
     // Returns the mean losses since the last call of loss or update, and begins new sums.
     Loss (*loss)(Gpt *gpt);
 
-    // Forward of the next n tokens of one text, from `position` on. Keys and values of earlier
-    // positions are in the KV cache, which the first call allocates; position 0 begins another
-    // text. Row 0 of logits then belongs to the last token; on the CPU it has the bits of forward.
-    // Losses and statistics do not change. With several processes only the caller takes part.
+    // Forward of the next n tokens of one text, from `position` on; like forward's they are of the
+    // vocabulary. Keys and values of earlier positions are in the KV cache, which the first call
+    // allocates; position 0 begins another text. Row 0 of logits then belongs to the last token; on
+    // the CPU it has the bits of forward. Losses and statistics do not change. With several
+    // processes only the caller takes part.
     void (*decode)(Gpt *gpt, const int32_t *inputs, int n, int position);
     // A row of V logits of the last forward without targets, or of the last decode.
     const void *(*logits)(Gpt *gpt, int64_t row);

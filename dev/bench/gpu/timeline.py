@@ -20,7 +20,7 @@ PARTS = [("attention forward", r"attention_forward|attention_decode"),
          ("activation", r"activation_(for|back)ward|bias_kernel"),
          ("experts", r"grouped_|router_|combine"),
          ("embedding", r"embedding_|inside_add"),
-         ("update", r"adamw|square_(sum|add)|decide|ngpt_normalize|fill|copy"),
+         ("update", r"adamw|square_sum|sums_add|decide|ngpt_normalize|fill|copy"),
          ("bias gradients", r"column_sums|add_sums"),
          ("products of blocks", r"product|gemm|nvjet|xmma|cutlass|cublas|splitK")]
 GAPS = "gaps"
