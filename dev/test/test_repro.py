@@ -868,7 +868,8 @@ def test_page():
     said = (repro.ROOT / "README.md").read_text()
     for verdict, words in (("all", "claims of the four papers"), (AGREES, "agree, "),
                            (DISAGREES, "disagree ("), (OPEN, "are not resolved"),
-                           (ONE, "have one width"), (WAITING, "wait for runs"),
+                           (ONE, "have one width"),
+                           (WAITING, "waits for runs" if counts[WAITING] == 1 else "wait for runs"),
                            (ELSEWHERE, "need another machine")):
         number = counts[verdict]
         expect(f" {number} {words}" in said, f"README.md: {number} {words}")
