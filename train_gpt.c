@@ -1843,7 +1843,8 @@ static Update gpt_outcome(Gpt *g) { return g->last; }
 //   before = (w + lr (move - decay target)) / (1 - lr decay)
 //   step = lr (move + decay (before - target))
 // nGPT's matrices have been normalized since: their w stands in for before, of the same length.
-static TensorStats shard_stats(const Gpt *g, TensorShard s, const Entry *e, const Optimizer *o) {
+static TensorStats shard_stats(Gpt *g, const Entry *e, const Optimizer *o) {
+    TensorShard s = tensor_shard(g, e, o);
     bool normalized = entry_lines(&g->m, e).length > 0;
     double scale = e->muon ? muon_scale(o, s.rows, s.cols) : 0;
     int64_t size = e->muon ? (int64_t)s.rows * s.cols : s.size;  // Muon: matrix by matrix
@@ -1888,12 +1889,12 @@ static TensorStats *gpt_tensor_stats(Gpt *g, const Optimizer *o) {
 #pragma omp parallel for schedule(dynamic)
     for (int k = 0; k < g->layout.count; k++) {
         const Entry *e = &g->layout.entries[k];
-        if (!e->muon) stats[k] = shard_stats(g, tensor_shard(g, e, o), e, o);
+        if (!e->muon) stats[k] = shard_stats(g, e, o);
     }
     for (int k = 0; k < g->layout.count; k++) {  // products and all-reduces: not in threads
         const Entry *e = &g->layout.entries[k];
         if (entry_is_common(e)) stats[k] = balance_stats(g, o, e);
-        if (e->muon) stats[k] = shard_stats(g, tensor_shard(g, e, o), e, o);
+        if (e->muon) stats[k] = shard_stats(g, e, o);
     }
     return stats;
 }

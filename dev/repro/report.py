@@ -527,18 +527,18 @@ def usual(flags):
             and flags.get("mix-ratio", "0.25") == "0.25" and "init-std" not in flags)
 
 
-WATCHING = ("norms-every", "val-every", "val-tokens", "save-every", "keep-last", "micro-batch")
+# flags that do not change what is trained
+BESIDE = ("norms-every", "val-every", "val-tokens", "save-every", "keep-last", "micro-batch")
 
 
 def usual_runs(results):
-    """Placement -> its different runs of the usual recipe, as pairs of flags and run. Runs that
-    differ in what is watched alone are the same."""
+    """Placement -> its different runs of the usual recipe, as pairs of flags and run."""
     import repro
     pairs = {}
     for name, study in results.items():
         for key, run in repro.by_key(name, study).items() if "runs" in study else ():
             flags = {flag: value for flag, value in json.loads(key).items()
-                     if flag not in WATCHING}
+                     if flag not in BESIDE}
             if usual(flags):
                 same = json.dumps(flags, sort_keys=True)
                 pairs.setdefault(flags["mode"], {})[same] = flags, run
@@ -557,14 +557,18 @@ def border(pairs, width, layers):
     found = []
     for runs in recipes.values():
         first = min((rate for rate, failed in runs if failed), default=math.inf)
-        low = max((rate for rate, failed in runs if rate < first), default=None)
+        low = max((rate for rate, _ in runs if rate < first), default=0)
         if len({rate for rate, _ in runs}) > 1:
-            found.append((first, low))
-    if not found:
-        return None, None
-    first = min(first for first, _ in found)
-    low = max((low for one, low in found if one == first and low), default=None)
-    return low, None if first == math.inf else first
+            found.append((first, -low))
+    first, low = min(found, default=(math.inf, 0))
+    return -low or None, None if first == math.inf else first
+
+
+def borders(pairs, width):
+    """Layers -> border, for the depths that have one."""
+    known = {depth: border(pairs, width, depth)
+             for depth in sorted({int(flags["layers"]) for flags, _ in pairs})}
+    return {depth: ends for depth, ends in known.items() if any(ends)}
 
 
 def failing_tables(results):
@@ -575,18 +579,14 @@ def failing_tables(results):
     write = lambda rate: "" if rate is None else f"{rate:.2g}"
     lines = []
     for width in (SMALL, LARGE):
-        borders = {}
-        for mode in modes:
-            for depth in {int(flags["layers"]) for flags, _ in pairs[mode]}:
-                low, first = border(pairs[mode], width, depth)
-                if low or first:
-                    borders[mode, depth] = f"{write(low)} / {write(first)}" if first else write(low)
-        depths = sorted({depth for _, depth in borders})
+        known = {mode: borders(pairs[mode], width) for mode in modes}
+        depths = sorted({depth for ends in known.values() for depth in ends})
         lines += [f"| width {width} | failed | " + " | ".join(f"{depth} layers" for depth in depths)
                   + " |", "|---" * (len(depths) + 2) + "|"]
         for mode in modes:
             runs = [run for flags, run in pairs[mode] if int(flags["width"]) == width]
-            cells = [borders.get((mode, depth), "") for depth in depths]
+            cells = [f"{write(low)} / {write(first)}" if first else write(low)
+                     for low, first in (known[mode].get(depth, (None, None)) for depth in depths)]
             if any(cells):
                 lines.append(f"| {cell(mode)} | {sum(map(statistic.failed, runs))} of {len(runs)} "
                              f"| {' | '.join(cells)} |")
@@ -651,7 +651,7 @@ FAILING = """## Rates that kill a run
 AdamW, more than 100 steps, with warmup, from any start but Global Init. Other recipes are left out:
 no warmup, `--init-std`, `--width-base`, another `--mix-ratio` than 0.25, the settings of SDD's
 code, Muon. *a / b*: no run with a rate up to a failed, some or all with b did. *a*: none failed, a
-is the highest rate tried. Where studies differ in the start, the warmup, the batch or the text, the
+is the highest rate tried. If studies differ in the start, the warmup, the batch or the text, the
 one that fails first is shown; a study with one rate shows nothing. *failed* counts different runs
 of this width. NGPT's 0.001 is too low: 300 steps leave its loss above the entropy.
 """
@@ -891,24 +891,21 @@ def draw_borders(results, path):
         return
     chart, panes = plt.subplots(1, 2, figsize=(7.6, 3.6), sharey=True)
     for pane, width in zip(panes, (SMALL, LARGE)):
-        for color, mode in enumerate(("PRE", *BORDERS)):
-            runs = pairs.get(mode, [])
-            depths = sorted({int(flags["layers"]) for flags, _ in runs})
-            known = [(depth, *border(runs, width, depth)) for depth in depths]
-            if mode == "PRE":
-                tried = [(depth, low) for depth, low, high in known if low and not high]
-                pane.plot(*np.reshape(tried, (-1, 2)).T, "^", color="black", markersize=5,
-                          label="PRE: highest tried, none failed")
-                continue
-            bars = [line for line in known if None not in line]
+        tried = {depth: low for depth, (low, first) in borders(pairs["PRE"], width).items()
+                 if not first}
+        pane.plot([*tried], [*tried.values()], "^", color="black", markersize=5,
+                  label="PRE: highest tried, none failed")
+        for color, mode in enumerate(BORDERS):
+            bars = [(depth, *ends) for depth, ends in borders(pairs.get(mode, []), width).items()
+                    if all(ends)]
             depth, low, high = np.reshape(bars, (-1, 3)).astype(float).T
-            depth *= 1.015 ** (color - 3)                              # no bar behind another
+            depth *= 1.015 ** (color - 2)                              # no bar behind another
             middle = np.sqrt(low * high)
-            pane.errorbar(depth, middle, [middle - low, high - middle], color=f"C{color - 1}",
+            pane.errorbar(depth, middle, [middle - low, high - middle], color=f"C{color}",
                           label=mode, linewidth=1.2, elinewidth=3, alpha=0.8)
         pane.set_xscale("log", base=2)
         pane.set_yscale("log")
-        pane.set_xticks([4, 8, 16, 32, 64], ["4", "8", "16", "32", "64"])
+        pane.set_xticks([4, 8, 16, 32, 64, 128], ["4", "8", "16", "32", "64", "128"])
         pane.set_xlabel("layers", fontsize=8)
         pane.set_title(f"width {width}", fontsize=9)
         pane.tick_params(labelsize=7)

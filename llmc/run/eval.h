@@ -68,7 +68,7 @@ typedef struct {
 } TaskMetric;
 
 // list: FILE[,FILE...]. A folder stands for its *.bin files in the order of their names, without
-// tokenizer.bin. Of the run only m.V, m.T and the tokenizer are read.
+// tokenizer.bin. Only m.V, m.T and the tokenizer of the run are read.
 void tasks_open(Tasks *tasks, const char *list, const Run *r);
 void task_open(Task *t, const char *path, const Run *r);
 void tasks_close(Tasks *tasks);
