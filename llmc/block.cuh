@@ -478,26 +478,17 @@ static void block_recompute(const Block &b, real *x) {
         activation_forward(b.a.xh, b.a.xgun, assigned(b), b.m->F, b.m->swiglu, b.gpu);
 }
 
-// Adds the squares of a sublayer's branch to sums[0], those of its skip to sums[1]. With p (nGPT)
-// the branch is alpha y / |y|; otherwise it is s - a skip.
-static void sublayer_stats(const Block &b, double sums[2], const real *s, const real *y,
-                           const real *skip, double a, const real *p, const wide *rstd) {
-    Term branch = {s, skip, (float)a, 1}, skipped = {skip, nullptr, 0, (float)a, p};
-    if (p) branch = {y, nullptr, 0, 1, p, rstd};
-    squares_add(&sums[0], branch, b.s->n, b.m->C, b.gpu);
-    squares_add(&sums[1], skipped, b.s->n, b.m->C, b.gpu);
-}
-
 // Adds this layer's statistics to sums (--norms-every), right after its forward pass, while the
 // buffers still hold this layer. x: the block's input.
 static void block_stats(const Block &b, LayerSums *sums, const real *x) {
     const SubMode *attn = &b.p.row->attn, *ffn = &b.p.row->ffn;
     const real *attn_skip = skip_of(attn->skip, x, attn->in ? b.a.ai : x, x);
     const real *ffn_skip = skip_of(ffn->skip, b.a.mid, b.a.fi, x);
-    sublayer_stats(b, &sums->squares[ATTN_BRANCH], b.a.as, b.a.ay, attn_skip, b.p.attn_a,
-                   b.w.attn_p, b.a.attn_out_rstd);
-    sublayer_stats(b, &sums->squares[FFN_BRANCH], b.a.fs, b.a.fy, ffn_skip, b.p.ffn_a, b.w.ffn_p,
-                   b.a.ffn_out_rstd);
-    squares_add(&sums->squares[STREAM], {b.a.x, nullptr, 0, 1}, b.s->n, b.m->C, b.gpu);
-    peak_add(&sums->logit, b.a.peak, (int64_t)b.s->n * b.m->NH, b.gpu);
+    const int64_t n = b.s->n;
+    sublayer_stats(&sums->squares[ATTN_BRANCH], b.a.as, b.a.ay, attn_skip, b.p.attn_a, b.w.attn_p,
+                   b.a.attn_out_rstd, n, b.m->C, b.gpu);
+    sublayer_stats(&sums->squares[FFN_BRANCH], b.a.fs, b.a.fy, ffn_skip, b.p.ffn_a, b.w.ffn_p,
+                   b.a.ffn_out_rstd, n, b.m->C, b.gpu);
+    squares_add(&sums->squares[STREAM], {b.a.x, nullptr, 0, 1}, n, b.m->C, b.gpu);
+    peak_add(&sums->logit, b.a.peak, n * b.m->NH, b.gpu);
 }

@@ -66,6 +66,17 @@ static inline void squares_add(double *sum, const Term &f, int64_t n, int C, Gpu
     LAUNCH(sums_add_kernel, 1, SQUARES_THREADS, 0, gpu->stream, sum, partial, pieces, ADD);
 }
 
+// Adds the squares of a sublayer's branch to sums[0], those of its skip to sums[1]. With p (nGPT)
+// the branch is alpha y / |y|; otherwise it is s - a skip.
+static inline void sublayer_stats(double sums[2], const real *s, const real *y, const real *skip,
+                                  double a, const real *p, const wide *rstd, int64_t n, int C,
+                                  Gpu *gpu) {
+    Term branch = {s, skip, (float)a, 1}, skipped = {skip, nullptr, 0, (float)a, p};
+    if (p) branch = {y, nullptr, 0, 1, p, rstd};
+    squares_add(&sums[0], branch, n, C, gpu);
+    squares_add(&sums[1], skipped, n, C, gpu);
+}
+
 // One block. NaN stays: block_max ignores it, a sum does not.
 static __global__ void __launch_bounds__(PEAK_THREADS)
 peak_kernel(double *largest, const wide *peak, int64_t count) {

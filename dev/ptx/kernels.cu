@@ -349,16 +349,9 @@ void run_muon(real *scratch, const UpdateEntry *entry, UpdateState *state, Int c
 // Index 0 is attention, 1 the ffn. p is nullptr but for nGPT.
 void run_layer_sums(LayerSums *sums, real *const *s, real *const *skip, real *x, wide *peak,
                     const double *a, Int n, Int C, Int rows, wide *const *rstd, real *const *p) {
-    for (int k = 0; k < 2; k++) {
-        Term branch = {s[k], skip[k], (float)a[k], 1};
-        Term skipped = {skip[k], nullptr, 0, (float)a[k]};
-        if (p) {
-            branch = {s[k], nullptr, 0, 1, p[k], rstd[k]};
-            skipped.p = p[k];
-        }
-        squares_add(&sums->squares[ATTN_BRANCH + 2 * k], branch, n, (int)C, gpu);
-        squares_add(&sums->squares[ATTN_SKIP + 2 * k], skipped, n, (int)C, gpu);
-    }
+    for (int k = 0; k < 2; k++)
+        sublayer_stats(&sums->squares[ATTN_BRANCH + 2 * k], s[k], s[k], skip[k], a[k],
+                       p ? p[k] : nullptr, p ? rstd[k] : nullptr, n, (int)C, gpu);
     squares_add(&sums->squares[STREAM], {x, nullptr, 0, 1}, n, (int)C, gpu);
     peak_add(&sums->logit, peak, rows, gpu);
 }

@@ -36,13 +36,9 @@ struct LayerTensors {
 };
 
 static void layer_sums(LayerSums *sums, const LayerTensors &t) {
-    for (int sub = 0; sub < 2; sub++) {
-        Term branch = {t.s[sub], t.skip[sub], t.a[sub], 1};
-        if (t.p[sub]) branch = {t.s[sub], nullptr, 0, 1, t.p[sub], t.rstd[sub]};
-        Term skip = {t.skip[sub], nullptr, 0, t.a[sub], t.p[sub]};
-        squares_add(&sums->squares[ATTN_BRANCH + 2 * sub], branch, t.n, t.C, test_gpu());
-        squares_add(&sums->squares[ATTN_SKIP + 2 * sub], skip, t.n, t.C, test_gpu());
-    }
+    for (int sub = 0; sub < 2; sub++)
+        sublayer_stats(&sums->squares[ATTN_BRANCH + 2 * sub], t.s[sub], t.s[sub], t.skip[sub],
+                       t.a[sub], t.p[sub], t.rstd[sub], t.n, t.C, test_gpu());
     squares_add(&sums->squares[STREAM], {t.x, nullptr, 0, 1}, t.n, t.C, test_gpu());
     peak_add(&sums->logit, t.peak, t.peaks, test_gpu());
 }
