@@ -601,8 +601,9 @@ def test_whole():
                     expect((here / name).read_text() == "whole", f"half of {name}")
         (here / "results").mkdir()
         (here / "results/s.json").write_text("{}")
-        results = {"s": {"axes": {"mode": ["PRE"], "seed": ["1"]}, "runs": [
-            {"axes": {"mode": "PRE", "seed": "1"}, "status": FINISHED, "loss": 2.0}]}}
+        results = {"s": {"axes": {"mode": ["PRE"], "seed": ["1"]}, "flags": {"steps": "9"},
+                         "runs": [{"axes": {"mode": "PRE", "seed": "1"}, "status": FINISHED,
+                                   "loss": 2.0}]}}
         (here / "s.png").unlink()
         with (mock.patch.multiple(repro, HERE=here, read_results=lambda: results),
               mock.patch.object(report, "render", lambda *words: "page")):
