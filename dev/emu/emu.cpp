@@ -511,14 +511,24 @@ static void catch_faults(void) {
     sigaction(SIGSEGV, &action, NULL);
 }
 
+// The stack of the calling thread. glibc finds the main thread's in /proc/self/maps, which takes
+// longer than most kernels do.
+struct HostStack {
+    void *at;
+    size_t bytes;
+    HostStack() {
+        pthread_attr_t attributes;
+        pthread_getattr_np(pthread_self(), &attributes);
+        pthread_attr_getstack(&attributes, &at, &bytes);
+        pthread_attr_destroy(&attributes);
+    }
+};
+
 static void host_begin(void) {
+    static thread_local HostStack stack;    // found at the thread's first launch
     Fiber *h = &emu.host;
-    pthread_attr_t attributes;
-    void *stack;
-    pthread_getattr_np(pthread_self(), &attributes);
-    pthread_attr_getstack(&attributes, &stack, &h->stack_bytes);
-    pthread_attr_destroy(&attributes);
-    h->stack = static_cast<char *>(stack);
+    h->stack = static_cast<char *>(stack.at);
+    h->stack_bytes = stack.bytes;
     h->index = -1;
     h->live = true;
     if (__tsan_get_current_fiber) h->tsan = __tsan_get_current_fiber();
