@@ -77,17 +77,6 @@ fresh
 ends "every other write is short" 0 "^weights $weights after 12" ./shim "short 7" "$train" $twelve \
     --out "$dir/run"
 arrives "every other write is short"
-for n in 1 5 9 14; do
-    fresh
-    ends "fsync $n fails" 2 "Input/output error" ./shim "sync $n" "$train" $twelve --out "$dir/run"
-    arrives "fsync $n failed"
-done
-n=0
-for folder in run run/new; do  # made on the way, and with a slash behind it
-    n=$((n + 1)); fresh; mkdir run
-    ends "fsync of $folder fails" 2 "cannot sync the folder $dir/$folder" \
-        ./shim "sync $n" "$train" $twelve --out "$dir/run/new/deep/"
-done
 # Whatever has the name of a checkpoint has all its files.
 are_whole() {
     for step in run/step_*; do
@@ -96,6 +85,18 @@ are_whole() {
             return 1
     done
 }
+for n in $(seq 15); do  # each one, to the end of the first checkpoint
+    fresh
+    ends "fsync $n fails" 2 "Input/output error" ./shim "sync $n" "$train" $twelve --out "$dir/run"
+    holds "fsync $n failed: checkpoints are whole" are_whole
+    arrives "fsync $n failed"
+done
+n=0
+for folder in run run/new; do  # made on the way, and with a slash behind it
+    n=$((n + 1)); fresh; mkdir run
+    ends "fsync of $folder fails" 2 "cannot sync the folder $dir/$folder" \
+        ./shim "sync $n" "$train" $twelve --out "$dir/run/new/deep/"
+done
 # At every call of a run in turn (CALLS=29: at each 29th): it fails, which is said with what to do
 # or does no harm; the process is killed; the power is cut.
 fresh; ./shim "count 0" "$train" $twelve --out "$dir/run" > message 2>&1
