@@ -104,8 +104,7 @@ static int64_t read_example(Task *t, const char *path, int64_t at, const Run *r)
         int unscored = row->tokens - row->scored;
         CHECK(row->scored > 0 && unscored >= row->before && unscored > 0,
               "%s: completion %lld of example %lld has %d tokens to score and %d before them, "
-              "expected at least one of each" REWRITE,
-              path, i, t->examples, row->scored, unscored);
+              "expected at least one of each" REWRITE, path, i, t->examples, row->scored, unscored);
         CHECK(row->scored <= r->m.T,
               "%s: expected completions of at most --seq %d tokens, found one of %d\n"
               "  -> a larger --seq, or --tasks without this file", path, r->m.T, row->scored);

@@ -145,7 +145,7 @@ FLAG(kernels, CHOICE(auto, "auto|mma|wgmma"), \
      "GPU: attention and experts by mma.sync or, compute capability 9.0 and PREC=bf16, by wgmma; " \
      "auto: wgmma if it agrees and is faster, mma with --tune off", FREE) \
 FLAG(graph, SWITCH(off), \
-     "GPU: run a micro-step as one CUDA graph; faster if batches are small", FREE)
+     "GPU: run a micro-step as two CUDA graphs; faster if batches are small", FREE)
 
 // Data. FREE, because shards may be moved; a run compares their content with the hash in its
 // checkpoint.
