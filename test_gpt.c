@@ -16,6 +16,7 @@
 #define real double
 #include "llmc/init.h"
 #include "llmc/run/trainer.h"
+#include "llmc/threads.h"
 #include "dev/test/model.h"
 #include "dev/test/muon.h"
 #include "llmc/exp.h"

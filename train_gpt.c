@@ -157,7 +157,7 @@ static void norm_forward(real *y, const real *x, Norm s) {
 // With xhat = (x - m) r, or DyT's tanh(alpha x):   dg += dy * xhat    db += dy
 // summed over all rows, or over those of one group where groups have gains of their own.
 static void norm_backward_gains(const real *dy, const real *x, Norm s) {
-    int W = s.site.width, sets = s.site.gains / W;  // sets of gains: 1, or one for each group
+    int W = s.site.width, sets = s.site.gains / W;  // of gains: 0 (L2), 1, or one for each group
     real scale = s.site.scale;
 #pragma omp parallel for collapse(2)
     for (int g = 0; g < sets; g++)
@@ -478,7 +478,7 @@ static void attention_backward(real *dq, real *dk, real *dv, const real *dc, con
 // ------------------------------------------------------------------------------ latent heads
 // Multi-head latent attention (DeepSeek-V2 2024, eq 9-19, q uncompressed) makes keys and values
 // from a narrow latent, kvb = W_kvb norm(latent).
-//   kvb [n, NH, HS + HS]: for each head the first half of k, then v
+//   kvb [n, NH, HS + HS]: for each head the first HS of k, then v
 //   kr [n, R]: the rotary part of k, shared by all heads; RoPE rotates it later
 //   k [n, NH, HS + R] = [first half of kvb | kr]    v [n, NH, HS] = second half of kvb
 
@@ -1417,12 +1417,9 @@ static Gpt *gpt_create(const Model *m, const Setup *setup) {
     g->processes = comm_size(g->comm);
     g->layout = setup_layout(m, setup);
     g->act_layout = act_layout_make(m, &g->max);
-    for (int kind = 0; kind < setup_kinds(setup); kind++) {
-        const int64_t sizes[] = {g->layout.total, g->layout.total, g->layout.state,
-                                 g->layout.second};
-        g->tensors[kind] =
-            check_alloc(sizes[kind] * sizeof(real), "parameters, gradients and moments");
-    }
+    for (int kind = 0; kind < setup_kinds(setup); kind++)
+        g->tensors[kind] = check_alloc(arena_size(&g->layout, kind) * sizeof(real),
+                                       "parameters, gradients and moments");
     int64_t scratch = setup->training ? layout_muon_scratch(&g->layout, false) : 0;
     g->muon = check_alloc(scratch * sizeof(real), "Muon's scratch");
     g->acts = check_alloc(g->act_layout.acts * sizeof(real), "the activations");
@@ -1592,8 +1589,7 @@ static void gpt_backward(Gpt *g, double scale, int last) {
 }
 
 static void *gpt_tensor(Gpt *g, int kind, const Entry *e) {
-    const int64_t offsets[] = {e->offset, e->offset, e->state, e->second};
-    return at(g->tensors[kind], offsets[kind]);
+    return at(g->tensors[kind], entry_place(e, kind));
 }
 
 // Begins a step.
@@ -1737,7 +1733,7 @@ static void adamw_update(TensorShard s, const Optimizer *o, real clip_factor) {
 //   x = u / |u|                                             |u|: Frobenius norm
 //   5 times:  s = x x^T       x = a x + (b s + c s s) x     Newton-Schulz iteration
 //   w -= lr (scale x + decay w)                             scale: muon_scale (run/trainer.h)
-// The iteration brings singular values of x above 0.0014 to between 0.68 and 1.2, so x is close to
+// The iteration brings singular values of x above 0.0015 to between 0.68 and 1.2, so x is close to
 // the nearest matrix with orthonormal rows; smaller ones grow 485 times. A matrix with more rows
 // than columns has s = x^T x and x = a x + x (b s + c s s), which is the same for its transpose.
 //   w, m, g, u, x [rows, cols]     s [k, k], k the smaller of rows and cols

@@ -194,8 +194,8 @@ static void refuse_model(const Model *m, const Setup *setup) {
     bool aligned = m->NH * m->HS % ALIGN == 0 && m->KV * m->HS % ALIGN == 0
                    && (m->bias == BIAS_QKV || !m->swiglu || m->F % ALIGN == 0);
     CHECK(!m->bias || aligned,
-          "--bias on with heads of %d x %d and %d, --ffn %d; on a GPU biases must be multiples of "
-          "%d\n  -> --bias off, or make train_gpt DEVICE=cpu", m->NH, m->HS, m->KV, m->F, ALIGN);
+          "biases with heads of %d x %d and %d, --ffn %d; on a GPU they must be multiples of %d\n"
+          "  -> --bias off, or make train_gpt DEVICE=cpu", m->NH, m->HS, m->KV, m->F, ALIGN);
 }
 
 // Free bytes of the GPU that this process would use; NAN without a GPU.
@@ -223,8 +223,8 @@ template <typename T> static T *device_alloc(Gpt *g, int64_t count, const char *
     T *p = nullptr;
     cudaError_t error = cudaMalloc((void **)&p, count * sizeof(T));
     CHECK(error == cudaSuccess,
-          "no GPU memory for %s (%lld MiB): %s\n  -> a smaller --micro-batch, or --recompute on; "
-          "nvidia-smi shows who else uses the GPU", what,
+          "no GPU memory for %s (%lld MiB): %s\n  -> a smaller --micro-batch or --model, or "
+          "--recompute on; nvidia-smi shows who else uses the GPU", what,
           (long long)(count * (int64_t)sizeof(T) >> 20), cudaGetErrorString(error));
     list_add(g->device, &g->device_count, p);
     return p;
@@ -260,7 +260,7 @@ template <typename T> static void clear(Gpt *g, T *x, int64_t count) {
 }
 
 // Waits until the device has done all work given to it, transfers too, with a time limit: a
-// transfer may never end. Waits without a limit (kinds.cuh, linear.cuh) come before any transfer.
+// transfer may never end. Where waits have no limit (kinds.cuh, linear.cuh) none is under way.
 static void wait(Gpt *g) {
     nccl_join(&g->nccl, &g->gpu);
     cudaCheck(cudaEventRecord(g->reached, g->gpu.stream));
@@ -273,18 +273,11 @@ static bool has_shards(const Gpt *g) {
     return g->nccl.size > 1 && g->setup.training && MASTER_WEIGHTS;
 }
 
-// Elements of a kind as the host sees them: all weights and gradients, and this process's shards of
-// the moments. Every process has all weights that products read, and gradients of all weights.
-static int64_t whole_count(const Gpt *g, int kind) {
-    if (kind == ADAM_V) return g->layout.second;
-    return kind == ADAM_M ? g->layout.state : g->layout.total;
-}
-
 // Arenas: parameters with their gradients and moments, then activations with theirs.
 static void alloc_tensors(Gpt *g) {
     for (int kind = 0; kind < setup_kinds(&g->setup); kind++) {
         bool sharded = kind == WEIGHTS && has_shards(g);
-        int64_t count = sharded ? g->layout.state : whole_count(g, kind);
+        int64_t count = sharded ? g->layout.state : arena_size(&g->layout, kind);
         g->tensors[kind] = device_alloc<float>(g, count, "parameters, gradients and moments");
         clear(g, g->tensors[kind], count);
     }
@@ -712,7 +705,7 @@ static Arenas gpt_arenas(const Gpt *g) {
             g->tensors[GRADS], g->layout.state};
 }
 
-// The matrices of entry k as muon.cuh sees them. send_rates has filled its UpdateEntry.
+// The matrices of entry k as muon.cuh sees them. For an update, send_rates has filled its entry.
 static MuonTensor muon_tensor(const Gpt *g, int k) {
     const Entry *e = &g->layout.entries[k];
     return {g->entries.host[k], e->muon, (int)(e->row.rows / e->muon), (int)e->row.cols, g->muon};
@@ -738,7 +731,7 @@ static void balance_routers(Gpt *g, double rate) {
 }
 
 // Gradient clipping, AdamW and Muon, nGPT's normalization; each process updates its shards. All of
-// it runs on the device, and changes nothing if a loss or the norm is not finite (adamw.cuh).
+// it runs on the device, and changes nothing if decide_kernel refuses the step (adamw.cuh).
 static void gpt_update(Gpt *g, const Optimizer *o) {
     AdamWStep step = send_rates(g, o);
     Arenas arenas = gpt_arenas(g);
@@ -838,15 +831,14 @@ static float *whole_tensors(Gpt *g, int kind) {
 // The host's copy; NULL for a kind that this model does not have.
 static float *host_tensors(Gpt *g, int kind) {
     if (!g->host[kind] && g->tensors[kind])
-        g->host[kind] = (float *)check_alloc(whole_count(g, kind) * sizeof(float),
+        g->host[kind] = (float *)check_alloc(arena_size(&g->layout, kind) * sizeof(float),
                                              "the host's copy of parameters or moments");
     return g->host[kind];
 }
 
 static void *gpt_tensor(Gpt *g, int kind, const Entry *e) {
     float *all = host_tensors(g, kind);
-    const int64_t offsets[] = {e->offset, e->offset, e->state, e->second};
-    return all ? all + offsets[kind] : NULL;
+    return all ? all + entry_place(e, kind) : NULL;
 }
 
 // Copies this process's shards of the master weights to their places among all, or back.
@@ -878,7 +870,7 @@ static void gpt_fetch(Gpt *g, int kind) {
         all_gather(g, whole_tensors(g, WEIGHTS));
         wait(g);                                          // copy would wait too, without a limit
     }
-    copy(g, host_tensors(g, kind), whole_tensors(g, kind), whole_count(g, kind));
+    copy(g, host_tensors(g, kind), whole_tensors(g, kind), arena_size(&g->layout, kind));
     wait(g);
 }
 
@@ -886,7 +878,7 @@ static void gpt_fetch(Gpt *g, int kind) {
 // bits of update `step`.
 static void gpt_store(Gpt *g, int kind, int64_t step) {
     float *whole = whole_tensors(g, kind);
-    copy(g, whole, host_tensors(g, kind), whole_count(g, kind));
+    copy(g, whole, host_tensors(g, kind), arena_size(&g->layout, kind));
     if (kind == WEIGHTS) {
         weights_round(g->weights, whole, g->layout.total, g->setup.stochastic,
                       rounding_key(g, step), &g->gpu);

@@ -669,7 +669,7 @@ template <typename F> static void attention_launch(int QK, int HS, F launch) {
                              HeadSizes<96, 64>, HeadSizes<192, 128>>(QK, HS, launch);
     CHECK(found || QK == HS,
           "expected heads of 32, 64 or 128 with a --rope-size of half that on the GPU, "
-          "found %d and %d\n  -> other --heads or --rope-size, or make train_gpt DEVICE=cpu",
+          "found %d and %d\n  -> other --head-size or --rope-size, or make train_gpt DEVICE=cpu",
           HS, QK - HS);
     CHECK(found,
           "expected heads of 32, 48, 64, 96 or 128 on the GPU, found %d\n"

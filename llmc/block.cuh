@@ -47,7 +47,7 @@ struct Block {
     KvCache cache;         // sampling; k is NULL in a forward pass over whole sequences
     const float2 *rotary;  // RoPE's table [T, R/2] from the position of the first token on
     wide *router_bias;     // a master weight: its steps are too small for bf16
-    float dloss;           // backward: the step's loss by the micro-batch's, for the router
+    float dloss;           // backward: gradient of the micro-batch's mean loss, for the router
     int dw_of_linears;     // backward: SET in the first micro-step of a step, then ADD
     const int32_t *begins, *ends;  // [n] of each token's document (attention.cuh), or nullptr
     Gpu *gpu;
@@ -295,8 +295,8 @@ static Linear router_linear(const Block &b) {
 // Rows of all experts together: each token has one in each of its K experts.
 static int64_t assigned(const Block &b) { return (int64_t)b.s->n * b.m->moe.K; }
 
-// Weights of all experts: [E, 2F, C] or [E, F, C] up, which gathers the rows of u from the tokens,
-// and [E, C, F] down.
+// Weights of all experts: [2, E, F, C] or [E, F, C] up, which gathers the rows of u from the
+// tokens, and [E, C, F] down.
 static Experts experts_up(const Block &b) {
     const Model *m = b.m;
     Experts up = {b.w.xu, b.dw.xu, m->moe.E, 1, m->F, m->C, (float)b.p.ffn_c, assigned(b),
@@ -310,7 +310,7 @@ static Experts experts_down(const Block &b) {
             b.a.tiles, nullptr, b.dw_of_linears};
 }
 
-// A norm over rows sorted by expert, with a gain [width] for each expert.
+// A norm over rows sorted by expert, with gains of each expert.
 #define EXPERT_NORM(b, slot) \
     Norm{b.p.slot, b.w.slot##_w, nullptr, b.dw.slot##_w, nullptr, nullptr, \
          b.a.slot##_rstd, assigned(b), (float)b.m->eps, b.m->moe.E, b.a.start}

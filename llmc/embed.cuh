@@ -5,7 +5,7 @@
 //              dwpe[t'] += sum of de over the places whose position is t'
 //
 //   e, de    [B, T, C]
-//   wte      [V, C], dwte in float
+//   wte      [Vp, C], dwte in float
 //   wpe      [T, C], dwpe in float; nullptr with RoPE
 //   tokens   [B, T] int32, on the device
 //   begins   [B, T] int32: where a token's document begins (--restart-positions); nullptr: t' = t

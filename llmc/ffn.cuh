@@ -76,7 +76,7 @@ activation_backward_kernel(real *dgu, const real *dh, const real *gu, int F) {
     if (SWIGLU) floats_store(dgu + at + F + i, up);
 }
 
-// SETs dgu, which has the shape of gu and may be gu itself.
+// SETs dgu, which has the shape of gu and may be gu itself or, for GELU, dh.
 static inline void activation_backward(real *dgu, const real *dh, const real *gu, int64_t n, int F,
                                        int swiglu, Gpu *gpu) {
     auto kernel = swiglu ? activation_backward_kernel<true> : activation_backward_kernel<false>;

@@ -24,7 +24,7 @@
 //
 // Percent of the peak of both cores of a Zen 5, all three products:
 //                              fp32        bf16
-//   GPT-2 124M, 256 tokens     88 to 97    85 to 88
+//   GPT-2 124M, 256 tokens     87 to 97    74 to 88
 //   GPT-2 124M, 1024 tokens    81 to 94    74 to 87
 //   6 x 384, 2048 tokens       88 to 98    75 to 91
 //   the default model          86 to 95    59 to 84

@@ -15,7 +15,7 @@
 //
 // Computed floor, in head comments: the least time on an H200 for the bytes that a layer moves or
 // for its products, whichever is longer. Memory counts 4.3 TB/s, 0.9 of the datasheet's 4.8;
-// products in bf16 790 TFLOP/s, 0.8 of the datasheet's 989 (dev/bench/gpu/report.py: other GPUs).
+// products in bf16 790 TFLOP/s, 0.8 of the datasheet's 989 (dev/bench/gpu/layers.py: other GPUs).
 //
 // REAL is the storage type of weights and activations, `real` below: float or __nv_bfloat16
 // (PREC=fp32, bf16). Arithmetic is always in float. Statistics, parameter gradients, moments and

@@ -8,10 +8,8 @@
 // float, double and bfloat16. The including file defines `real`, the storage type, and `wide`, the
 // type of statistics and of parameters' gradients, if that differs.
 #pragma once
-#include <stdbool.h>
 #include "run/util.h"
 #include "tensors.h"
-#include "threads.h"
 
 // Every tensor starts at a multiple of ALIGN elements. On a GPU refuse_model (train_gpt.cu) refuses
 // sizes that leave gaps between the neighbours wq_b, wk_b, wv_b, or between wg_b and wu_b.
@@ -311,8 +309,8 @@ static inline Grads grads_view(const Layout *t, wide *base, int l) {
 }
 
 // The activations of layer l, or their gradients; offset: ActLayout's. NULL: there is none. Where
-// the value after a slot has no place of its own, because the slot is empty or a GPU kernel needs
-// none, its name is another one of the value before the slot. ai, ao and sy stay NULL.
+// the values before and after a slot share a place, because the slot is empty or a GPU kernel needs
+// no second one, both names lead to it. ai, ao, fo, sy and qkvn stay NULL.
 static inline Acts acts_view(const int64_t *offset, real *base, int l) {
     Acts v;
     view_fill(&v, offset, l, ACT_COUNT, base, sizeof *base);

@@ -19,7 +19,7 @@
 #include <math.h>
 #include <stddef.h>
 
-// The first value of each is 0, the default of a column that a row does not name.
+// 0 is the default of a column that a row does not name.
 enum { OWN, NORMED, BLOCK };                  // skip
 enum { ONE, LNS, DEEP, SUBLAYERS, LEARNED };  // c: ONE or LNS; a: all but LNS
 enum { HEAD, FULL };                          // per
@@ -124,7 +124,7 @@ MODE(NGPT,           .attn = {.out = L2, .a = LEARNED, .post = L2}, \
                      .ffn = {.out = L2, .a = LEARNED, .post = L2}, .q = L2, .k = L2, .unit = 1, \
                      .init = "scale", .source = "nGPT") \
 LAYER(SPAN_FIRST,    .attn = {.in = 1, .post = 1}, .ffn = {.skip = BLOCK, .post = 1}, \
-                     .init = "scale", .source = "SPAN eq 7-8: layer 0 norms what q, k, v read") \
+                     .source = "SPAN eq 7-8: layer 0 norms what q, k, v read") \
 LAYER(KEEL_FIRST,    .attn = {.in = 1}, .ffn = {.in = 1, .post = 1}, \
                      .source = "Keel section 3.1: a = 1, and attention has no post norm")
 

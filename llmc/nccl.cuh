@@ -65,7 +65,8 @@ enum {
 static void nccl_fail(const Nccl *n, const char *what, const char *why) {
     if (why)
         fprintf(stderr,
-                "error: NCCL, process %d of %d: %s: %s\n  -> NCCL_DEBUG=WARN says more; %s\n",
+                "error: NCCL, process %d of %d: %s: %s\n"
+                "  -> NCCL_DEBUG=WARN NCCL_DEBUG_FILE=nccl.%%h.%%p writes more to files; %s\n",
                 n->rank, n->size, what, why,
                 n->world ? GO_ON : "every process needs a GPU of its own");
     fflush(stdout);

@@ -114,7 +114,7 @@ static inline CUtensorMap tensor_map(const TensorBox &t) {
                              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     CHECK(result == CUDA_SUCCESS,
           "the driver refused a tensor map, error %d: [%lld, %lld, %lld, %lld] in boxes of "
-          "[%d, %d, %d, %d]\n  -> a bug: report it with the command line",
+          "[%d, %d, %d, %d]\n  -> --kernels mma; please report it with the command line",
           (int)result, (long long)t.size[3], (long long)t.size[2], (long long)t.size[1],
           (long long)t.size[0], t.box[3], t.box[2], t.box[1], t.box[0]);
     return map;

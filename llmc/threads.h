@@ -15,10 +15,10 @@ static inline int omp_get_thread_num(void) { return 0; }
 static inline int omp_in_parallel(void) { return 0; }
 #endif
 
-// Called first. Makes an idle OpenMP thread spin for only some microseconds, then sleep and leave
-// its core to other programs. With the default, milliseconds, four runs on two cores take thirty
-// times as long as one. The runtimes read their settings before main, so the program restarts
-// itself with them. The user's own setting wins.
+// Called when a program begins. Makes an idle OpenMP thread spin for only some microseconds, then
+// sleep and leave its core to other programs. With the default, milliseconds, four runs on two
+// cores take thirty times as long as one. The runtimes read their settings before main, so the
+// program restarts itself with them. The user's own setting wins.
 static inline void threads_begin(char **argv) {
 #ifdef _OPENMP
     if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT") || getenv("KMP_BLOCKTIME")) return;

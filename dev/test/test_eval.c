@@ -1,6 +1,7 @@
 // test_eval.c: files of tasks and what they are refused for; scores against softmax written out;
 // windows; metrics by hand.
 #include "test.h"
+#include <unistd.h>
 #include "../../llmc/run/run.h"
 #include "model.h"
 

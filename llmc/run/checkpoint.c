@@ -67,7 +67,7 @@ void checkpoint_add_text(Checkpoint *c, const char *name, const char *text) {
     note_file(c, name, write_text(c, name, text));
 }
 
-// Called when a file turns out to hold weights that are not finite.
+// Called when a file turns out to hold weights or moments that are not finite.
 void checkpoint_abandon(Checkpoint *c) {
     close(c->folder);
     folder_remove(c->run, TEMP);

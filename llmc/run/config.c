@@ -72,7 +72,7 @@ static void refuse_pairs(const FlagSet *set, const Mode *mode) {
         // Kernels index rows of a micro-batch with 32 bits.
         {tokens * (E ? K : 1) > INT32_MAX, micro ? FLAG_micro_batch : FLAG_batch, FLAG_seq,
          "a --micro-batch of less than 2^31 tokens, each counted once per expert"},
-        // So are loads, one for each sequence and expert.
+        // Loads too, one for each sequence and expert.
         {(tokens / f->seq + 1) * E > INT32_MAX, micro ? FLAG_micro_batch : FLAG_batch, FLAG_experts,
          "a smaller --micro-batch"},
         // With --steps alone this is a short trial, and only noted (run_refuse).
@@ -328,8 +328,8 @@ static void flag_copy(FlagSet *set, int flag, const Flags *from, int by) {
     flag_set(set, &FLAGS[flag], flag_text(value, from, &FLAGS[flag]), by);
 }
 
-// Refuses flags of the model, from the command line or by --model, that differ from those of the
-// weights. --seq and the losses of routers concern only training, and may differ.
+// Refuses flags of the model, of the command line, --config or --model, that differ from those of
+// the weights. --seq and the losses of routers concern only training, and may differ.
 void config_init_from(FlagSet *set, const FlagSet *given, const Trainer *t) {
     char path[PATH_CAP];
     const char *folder = given->f.init_from;
@@ -423,7 +423,7 @@ bool run_found(const char *out, int resume) {
           "reads it", out, out);
     CHECK(!found || whole,
           "%s holds a run without its config.json; nothing was overwritten\n"
-          "  -> copy it from a checkpoint: " RESTORE, out, out, out);
+          "  -> copy it from a checkpoint: " RESTORE "; or another --out", out, out, out);
     return found;
 }
 

@@ -2,6 +2,7 @@
 // micro-batch that fits. The numbers come from the functions that allocate and initialize
 // (memory.h, init.h), so they cannot differ.
 #include "describe.h"
+#include "../threads.h"
 #include "run.h"
 
 // active: of E experts a token uses K. It uses all other tensors whole.

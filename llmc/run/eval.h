@@ -23,7 +23,6 @@
 // The first token of a text follows the token that begins documents.
 #pragma once
 #include "log.h"
-#include "tokenizer.h"
 #include "train.h"
 
 enum { EVAL_MAGIC = 20240522 };           // of llm.c's evaluation format

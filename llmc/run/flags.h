@@ -22,7 +22,7 @@ enum { FIXED, FREE, ONCE };
 // A flag whose choices begin with off needs no value: without one it takes the second, usually on.
 
 // The architecture. --resume, --from and --init-from take these from config.json and refuse other
-// values.
+// values (flags_override and config_init_from have the exceptions).
 #define MODEL_FLAGS(FLAG) \
 FLAG(model, TEXT(stories), \
      "named model and its training (--show models); other flags override it") \
@@ -202,8 +202,8 @@ struct Flags {
     FLAG_TABLE(FLAG_FIELD)
 };
 
-// Choices that code asks for by name, in the order of their rows. (ROUTER_ and LOSSES_ are in
-// modes.h, RECOMPUTE_ in tensors.h and INIT_ in init.h.)
+// Choices that code asks for by name, in the order of their rows. (NORM_, ROUTER_, LOSSES_ and
+// BIAS_ are in modes.h, RECOMPUTE_ in tensors.h, INIT_ in init.h, the others in trainer.h.)
 enum { POSITIONS_ROPE, POSITIONS_LEARNED };
 enum { ACTIVATION_SWIGLU, ACTIVATION_GELU };
 enum { FINAL_NORM_AUTO, FINAL_NORM_OFF, FINAL_NORM_ON };

@@ -1,4 +1,5 @@
 // run.h: the state of a run, and the functions by which these files share it:
+//   config.c   flags, the model, config.json
 //   start.c    from the command line to a model that is ready
 //   train.c    the training loop, its log lines and its progress
 //   save.c     checkpoints: save, resume, --init-from, --from
@@ -72,7 +73,7 @@ char *run_config(const Run *r);           // the text of config.json; to be free
 void run_init_weights(Run *r);            // random, by init.h
 void run_read_weights(Run *r, const char *from);      // of a run, a checkpoint, a model.safetensors
 void run_resume(Run *r);                  // from the newest whole checkpoint in --out
-bool run_save(Run *r);                    // false: weights are not finite, nothing was saved
+bool run_save(Run *r);                    // false: not all is finite, nothing was saved
 unsigned long long run_hash(Run *r);      // of all weights: equal hashes mean equal models
 void run_know_data(Run *r, DataLoader *d);            // waits for the data's hash
 void run_save_tensors(Run *r, Checkpoint *c, const char *file, int first_kind, int last_kind);

@@ -78,7 +78,7 @@ Log *run_begin_line(Run *r) {
 }
 
 // Sets *loss to the mean cross-entropy of the validation samples. False: a signal stopped it. All
-// processes score one piece of the samples together, then check for signals.
+// processes check for signals, then score one piece of the samples together, and so on.
 static bool validate(Run *r, double *loss) {
     int64_t samples = run_val_samples(r), piece = (int64_t)r->micro * r->comm.size;
     for (int64_t at = 0; at < samples; at += piece) {

@@ -113,6 +113,16 @@ enum { KERNELS_AUTO, KERNELS_MMA, KERNELS_WGMMA };
 
 static inline int setup_kinds(const Setup *s) { return s->training ? TENSOR_KINDS : WEIGHTS + 1; }
 
+// Elements of a kind, and the place of an entry among them. Moments: of this process's shards.
+static inline int64_t arena_size(const Layout *t, int kind) {
+    const int64_t sizes[] = {t->total, t->total, t->state, t->second};
+    return sizes[kind];
+}
+static inline int64_t entry_place(const Entry *e, int kind) {
+    const int64_t places[] = {e->offset, e->offset, e->state, e->second};
+    return places[kind];
+}
+
 // The sizes of the largest micro-batch; threads, ratio: of the device.
 static inline Sizes sizes_make(const Model *m, const Setup *s, int threads, int ratio) {
     int keep = s->recompute == RECOMPUTE_ON ? 1 : m->L;

@@ -71,9 +71,9 @@ char *utf8_put(char *out, uint32_t code);  // writes the character, returns the 
 
 double clock_seconds(void);  // on the monotonic clock, which clock adjustments do not move
 
-// main calls these first and last. begin opens /dev/null for closed standard streams; otherwise the
-// next file opened would take their number and receive the output. end fails if output could not
-// be written.
+// A program calls these first and last. begin opens /dev/null for closed standard streams;
+// otherwise the next file opened would take their number and receive the output. end fails if
+// output could not be written.
 void check_streams_begin(void);
 void check_streams_end(void);
 
