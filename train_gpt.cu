@@ -260,7 +260,7 @@ template <typename T> static void clear(Gpt *g, T *x, int64_t count) {
 }
 
 // Waits until the device has done all work given to it, transfers too, with a time limit: a
-// transfer may never end. Where waits have no limit (kinds.cuh, linear.cuh) none is under way.
+// transfer may never end. Waits without a limit (kinds.cuh, linear.cuh) come while there is none.
 static void wait(Gpt *g) {
     nccl_join(&g->nccl, &g->gpu);
     cudaCheck(cudaEventRecord(g->reached, g->gpu.stream));
