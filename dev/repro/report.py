@@ -231,33 +231,36 @@ def number(value):
             else f"{value:.2e}")
 
 
-def figure(what, seeds, wanted, side=None, plain=None, margin=None):
-    """One comparison as text: what it is, the figure with its interval, what was expected, and on
-    which side it came out."""
+def expected(wanted, margin):
+    """What was predicted of a comparison, in words; nothing if it has no side."""
+    if wanted in (None, "sign"):
+        return ""
+    kind, *bounds = wanted.split()
+    return {"in": f"between {' and '.join(bounds)}", "order": "above 0",
+            "like": f"alike within {margin}", "not above": f"above by less than {margin}",
+            "not below": f"below by less than {margin}"}.get(
+                wanted if kind == "not" else kind, wanted)
+
+
+def figure(seeds, wanted, side=None, plain=None):
+    """A comparison at one scale: the figure with its interval, and the side it came out on."""
     if seeds is None:
-        return f"{what}: not run yet"
+        return "not run yet" if side else ""
     if not seeds:
-        text = f"{what}: every run failed"
+        text = "every run failed"
     elif wanted in ("always", "never") or wanted is None and set(seeds.values()) <= {0.0, 1.0}:
         hits = sum(map(bool, seeds.values()))
         low, high = statistic.proportion_interval(hits, len(seeds))
-        text = f"{what}: {hits} of {len(seeds)} ({low:.2f} to {high:.2f})"
+        text = f"{hits} of {len(seeds)} ({low:.2f} to {high:.2f})"
     elif wanted == "order":
-        text = f"{what}: {number(seeds['exact'])}, p {number(seeds.p)} by permutation"
+        text = f"{number(seeds['exact'])}, p {number(seeds.p)} by permutation"
     else:
         found = statistic.interval(seeds)
-        text = f"{what}: {number(found.mean)}"
+        text = number(found.mean)
         if number(found.low) != number(found.high):      # one seed has none, nor have seeds alike
             text += f" ({number(found.low)} to {number(found.high)})"
     if wanted and wanted != "sign":
-        words = wanted.split()
-        wanted = {"in": f"between {' and '.join(words[1:])}", "order": "above 0",
-                  "like": f"alike within {margin}", "not above": f"above by less than {margin}",
-                  "not below": f"below by less than {margin}"}.get(
-                      wanted if words[0] == "not" else words[0], wanted)
-        text += f"; expected {wanted}: {side}"
-        if plain != side:
-            text += f" (uncorrected: {plain})"
+        text += f": {side}" + (f" (uncorrected: {plain})" if plain != side else "")
     return text
 
 
@@ -280,10 +283,10 @@ def short(value):
 
 
 def size_text(read, results):
-    """Layers, widths, tokens, parameters and tokens per parameter of runs."""
-    flags = lambda axis: [flag_of(axis, *one, results) for one in read]
+    """Layers, tokens, parameters and tokens per parameter of runs."""
+    layers = [flag_of("layers", *one, results) for one in read]
     sizes = [(run["parameters"], tokens_of(name, run, results)) for name, run in read]
-    return (f"{span(flags('layers'), str)} layers, width {span(flags('width'), str)}, "
+    return (f"{span(layers, str)} layers, "
             f"{span([tokens for _, tokens in sizes], short)} tokens, "
             f"{span([parameters for parameters, _ in sizes], short)} parameters, "
             f"{span([tokens / parameters for parameters, tokens in sizes], short)} tokens a "
@@ -302,32 +305,45 @@ def place(name):
             "timing": "`--timing`"}.get(base, f"[{name}]({base}.toml)")
 
 
-def scale_text(claim, scale, results):
-    """One scale: its size, figure by figure, and what it says."""
+def models_text(claim, scale, results):
+    """What was run at one scale: sizes, studies and their seeds."""
     read = scale.read or scale.beside
-    judged = scale.rows[:len(scale.sides)]
     seeds = {}
     for name, run in read:
         seeds.setdefault(name, set()).add(run["axes"]["seed"])
-    head = ", ".join(f"{place(name)}: {len(found)} seed" + "s" * (len(found) > 1)
+    runs = ", ".join(f"{place(name)}: {len(found)} seed" + "s" * (len(found) > 1)
                      for name, found in seeds.items())
     if not read:
-        drawn = max(([*found] for _, found, _ in judged if found), key=len, default=[])
+        drawn = max(([*found] for _, found, _ in scale.rows[:len(scale.sides)] if found), key=len,
+                    default=[])
         many = ("exact" if drawn == ["exact"]
                 else f"{len(drawn)} rounds" if claim["study"] == "timing"
                 else f"{len(drawn)} seeds")
-        head = f"{place(claim['study'])}: {many}"
-    if not scale.read and scale.beside:
-        head = f"not run yet; beside it *{size_text(read, results)}* ({head})"
-    elif read:
-        head = f"*{size_text(read, results)}* ({head})"
-    elif claim["study"] == "timing":
-        head = f"*`{results['timing']['flags']}`* ({head})"
-    parts = [cell(figure(*row, side, plain, claim.get("margin")))
-             for row, side, plain in zip(judged, scale.sides, scale.plain)]
-    parts += ["*" + cell(figure(*row)) + "*" for row in scale.rows[len(judged):]]
-    said = scale_verdict(scale, scale.sides)
-    return "<br>".join([head + ":", *parts, f"this scale: {said}"])
+        runs = f"{place(claim['study'])}: {many}"
+    if claim["study"] == "timing":
+        return f"`{results['timing']['flags']}`; {runs}"
+    if not read:
+        return runs
+    return ("" if scale.read else "not run yet; beside it ") + f"{size_text(read, results)}; {runs}"
+
+
+def comparisons(claim, scales, results):
+    """A claim's comparisons as a table with a column for each scale. Those that have no say stand in
+    italics."""
+    said = [scale_verdict(scale, scale.sides) for scale in scales]
+    widths = [f"width {span(scale.widths, str)}" if scale.widths else "here" for scale in scales]
+    lines = [["", "expected", *widths], ["---"] * (2 + len(scales)),
+             ["models", "", *(models_text(claim, scale, results) for scale in scales)]]
+    for i, (what, _, wanted) in enumerate(scales[0].rows):
+        judged = i < len(claim["expect"])
+        figures = [figure(scale.rows[i][1], wanted,
+                          *((scale.sides[i], scale.plain[i]) if judged else ()))
+                   for scale in scales]
+        if any(figures):
+            lines.append([cell(what) if judged else f"*{cell(what)}*",
+                          cell(expected(wanted, claim.get("margin"))), *figures])
+    lines.append(["**this scale**", "", *(f"**{verdict}**" for verdict in said)])
+    return [f"| {' | '.join(cells)} |" for cells in lines]
 
 
 def list_of(seeds):
@@ -365,28 +381,31 @@ def reasons(claim, outcome):
     return found
 
 
-def claim_row(claim, outcome, results):
-    if outcome.verdict == ELSEWHERE:
-        here = f"{cell(outcome.waits[0])}; command and cost are in the last table"
-    else:
-        here = "<br>".join(scale_text(claim, scale, results) for scale in outcome.scales)
-        here += "<br>".join(["" if here else "no runs yet", *map(cell, reasons(claim, outcome))])
-    failing = {}                                 # a comparison -> scales at which it disagrees
-    for scale in outcome.scales if outcome.verdict in (statistic.DISAGREES, MIXED) else []:
-        for (what, _, _), side in zip(scale.rows, scale.sides):
-            if side == statistic.DISAGREES:
-                failing.setdefault(what, []).append(scale)
-    texts = [what + ("" if len(scales) == len(outcome.scales) else
-                     f" (width {', '.join(span(scale.widths, str) for scale in scales)})")
-             for what, scales in failing.items()]
-    verdict = f"**{outcome.verdict}**" + (f": {cell('; '.join(texts))}"
-                                          if texts and len(claim["expect"]) > 1 else "")
-    paper = cell(claim["paper"])
-    for note in ("trap", "margin_from"):
-        if claim.get(note):
-            paper += f"<br>*{cell(claim[note])}*"
-    return (f"| {claim['id']} | {verdict} | {cell(claim['claim'])} <br>{cell(claim['where'])} | "
-            f"{paper} | {here} |")
+def claim_section(claim, outcome, results):
+    """A claim under a heading, so that pages can link to it."""
+    source = "Paper" if claim["id"][0] in PAPERS else "Known elsewhere"
+    lines = [f"### {claim['id']}", "", f"**{outcome.verdict}**: {cell(claim['claim'])}", "",
+             f"- {source} ({cell(claim['where'])}): {cell(claim['paper'])}"]
+    for field, label in (("trap", "Remark"), ("margin_from", "Margin"), ("needs", "Needs")):
+        if claim.get(field):
+            lines.append(f"- {label}: {cell(claim[field])}")
+    if "was" in claim or "put_right" in claim:
+        why = f"; {cell(claim['put_right'])}" if "put_right" in claim else ""
+        lines.append(f"- Before these rules: {claim.get('was', 'not there')}{why}")
+    if outcome.verdict != ELSEWHERE:
+        lines += [f"- Limit: {cell(reason)}" for reason in reasons(claim, outcome)]
+    if outcome.scales:
+        lines += ["", *comparisons(claim, outcome.scales, results)]
+    return lines + [""]
+
+
+def overview(claims, outcomes):
+    lines = ["| | verdict | before these rules | claim |", "|---|---|---|---|"]
+    for claim in claims:
+        name = claim["id"]
+        lines.append(f"| [{name}](#{name.lower()}) | {outcomes[name].verdict} | "
+                     f"{claim.get('was', '')} | {cell(claim['claim'])} |")
+    return lines + [""]
 
 
 def count_line(name, verdicts):
@@ -424,21 +443,6 @@ def comparison_counts(outcomes):
         cells = [found[side] for side in (statistic.AGREES, statistic.DISAGREES, statistic.OPEN,
                                           statistic.FEW)]
         lines.append(f"| {name} | {' | '.join(map(str, cells))} | {sum(cells)} |")
-    return lines
-
-
-def changes(table, outcomes):
-    """Each verdict that was another before the rule, and each claim that was put right."""
-    lines = ["| | was | is | why |", "|---|---|---|---|"]
-    for claim in table["claim"]:
-        outcome = outcomes[claim["id"]]
-        if claim.get("was") == outcome.verdict and "put_right" not in claim:
-            continue
-        why = [claim["put_right"]] if "put_right" in claim else []
-        if outcome.verdict != ELSEWHERE:
-            why += reasons(claim, outcome)
-        lines.append(f"| {claim['id']} | {claim.get('was', 'not there')} | {outcome.verdict} | "
-                     f"{cell('. '.join(why))} |")
     return lines
 
 
@@ -599,12 +603,12 @@ HEAD = """# What reproduces at small scale
 Written by `python3 dev/repro/repro.py` from [claims.toml](claims.toml) and [results/](results/);
 `--table` writes it again without runs, `--fresh STUDY` runs a study anew. {count} claims of four
 papers, {sided} of them with a predicted side. For {plain} of these the side was written down before
-the figure was looked at; the other {corrected} were corrected or added afterwards ("What changed").
+the figure was looked at; the other {corrected} were corrected or added afterwards, as they say.
 
-Rows without a verdict lack a second width, runs, seeds or a predicted side, have a best rate at an
-end of a grid, or need another machine. The models of the built-in stories were trained on at most
-{tokens} tokens, far fewer than any paper's. The rows say what such models do, and neither confirm
-nor refute a paper.
+Claims without a verdict lack a second width, runs, seeds or a predicted side, have a best rate at
+an end of a grid, or need another machine (the last table has the commands). The models of the
+built-in stories were trained on at most {tokens} tokens, far fewer than any paper's. Verdicts say
+what such models do, and neither confirm nor refute a paper.
 
 **The rule**, mechanical (report.py, statistic.py), nobody marks anything by eye:
 
@@ -618,12 +622,12 @@ nor refute a paper.
 3. *Always* and *never* need {fail_seeds} seeds or more. They agree if all seeds are alike, and
    disagree if Clopper and Pearson's interval of the proportion lies below one half.
 4. Likeness is a test of its own (equivalence): the interval lies within a margin that is taken from
-   the paper, named in the row. Not different is not alike. The bounds of *between* are our own
+   the paper, named with the claim. Not different is not alike. The bounds of *between* are our own
    where the paper has none.
 5. An order over placements is a rank correlation, tested by permuting placements, not seeds.
 6. A verdict needs two scales, one of width {small} or more and one of {large} or more, which is
    also what guards against chance over {parts} comparisons: both have to say the same. If they
-   contradict each other, *agrees here, not there* is the verdict. Else the row reads *one scale*
+   contradict each other, *agrees here, not there* is the verdict. Else the claim reads *one scale*
    and has none. Mathematics, and the time of a step, need no second scale. Width 32 has no say.
 
 Figures are means over seeds with 95 % t intervals. Arms with the same seed are pairs (the same data
@@ -635,8 +639,8 @@ the row says otherwise. A run *fails* if it diverges or ends above 0.98 of the
 entropy of the bytes' frequencies (collapsed); one that diverged counts with that entropy in means.
 Some rows ask of a mean whether a model trains: it then has to end 0.5 nats below that entropy.
 Spectra, similarities and spreads of gradients are read from the runs that did not fail.
-Further measurements, and remarks on possible flaws, stand in italics and have no say. Every row
-says how many tokens its models saw: a disagreement is one with this scale, not with the paper's.
+Further measurements stand in italics and have no say. The row *models* says how many tokens they
+saw: a disagreement is one with this scale, not with the paper's.
 """
 
 QUESTIONS = """By the same rule, and not counted above. These models are 128 wide and saw 0.5, 2 or
@@ -711,17 +715,14 @@ def render(table, here, results):
     for letter, paper in PAPERS.items():
         note = textwrap.wrap(table["paper"].get(letter, ""), 100)
         lines += [f"## {paper}", ""] + (note + [""] if note else [])
-        lines += ["| | verdict | claim | the paper | here |",
-                  "|---|---|---|---|---|"]
-        lines += [claim_row(claim, outcomes[claim["id"]], results) for claim in table["claim"]
-                  if claim["id"].startswith(letter)] + [""]
-    lines += ["## Questions of our own", "", QUESTIONS, "",
-              "| | verdict | question | known elsewhere | here |", "|---|---|---|---|---|"]
-    lines += [claim_row(question, judge(question, results, calculation_of(results)), results)
-              for question in table["question"]] + [""]
-    lines += ["## What changed", "", "Verdicts before these rules, now, and why. Studies whose "
-                                     "settings have changed since were run anew.", ""]
-    lines += changes(table, outcomes) + [""]
+        claims = [claim for claim in table["claim"] if claim["id"].startswith(letter)]
+        lines += overview(claims, outcomes)
+        lines += [line for claim in claims
+                  for line in claim_section(claim, outcomes[claim["id"]], results)]
+    lines += ["## Questions of our own", "", QUESTIONS, ""]
+    lines += [line for question in table["question"]
+              for line in claim_section(question, judge(question, results, calculation_of(results)),
+                                        results)]
     lines += ["## Studies", ""] + study_rows(table, results) + [""]
     lines += [*FAILING.splitlines(), "", *failing_tables(results), BORDERS_PICTURE, ""]
     lines += ["## Losses", "", "At the end of the runs: the mean of the seeds that did not fail, "

@@ -559,8 +559,7 @@ def seeds_of(statistic, names):
 def evaluate(claim, results, calculation, width=None):
     """A claim's figures at one width: rows [(what, seeds, wanted or None), ...] of its expect and
     also, tests of the first of them, the Functions with what they read, and the runs that also
-    reads. Rows of its also whose runs are not there yet are left out. Waiting where no row has
-    runs."""
+    reads. Seeds are None where runs are missing. Waiting where no row has runs."""
     functions = Functions(results, claim.get("study"), calculation, width)
     names = dict(functions.names(), figures=claim.get("figures"), __builtins__={"dict": dict})
     if any(wanted in ("like", "not above", "not below") for _, _, wanted in claim["expect"]):
@@ -579,12 +578,11 @@ def evaluate(claim, results, calculation, width=None):
     names = dict(names, **beside.names())
     for what, statistic in claim.get("also", []):
         try:
-            seeds = seeds_of(statistic, names)
-            if seeds is not None:
-                rows.append((what, seeds, None))
+            rows.append((what, seeds_of(statistic, names), None))
         except KeyError:                      # rates and depths may be others at this width
             if not width:
                 raise
+            rows.append((what, None, None))
     if all(seeds is None for _, seeds, _ in rows) and not functions.lacking:
         raise Waiting(claim["study"])
     return Figures(rows, tests, functions, beside.read)

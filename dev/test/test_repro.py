@@ -148,7 +148,8 @@ def test_table():
         expect(claim.get("was") in (None, AGREES, DISAGREES, OPEN, SIGN, ELSEWHERE)
                and ("was" in claim or "put_right" in claim or claim in table["question"]),
                f"{claim['id']} says what its verdict was, or why it is new")
-        expect(report.claim_row(claim, outcome, results), f"{claim['id']} has a row")
+        expect(f"**{outcome.verdict}**: " in report.claim_section(claim, outcome, results)[2],
+               f"{claim['id']} has a section")
         every = {name for scale in outcome.scales for name, _ in scale.read + scale.beside}
         asked |= every
         read = {name.partition("@")[0] for name in every}
@@ -815,30 +816,37 @@ def test_borders():
                           "| POST | 2 of 2 |  / 0.004 |"], f"rows, the safest first: {lines}")
 
 
-def test_rows():
-    """A row says how many seeds each study has and at which width a comparison disagrees; no star
-    of a name is taken for italics. A claim that was put right stands in "What changed", though its
-    verdict is the same."""
+def test_sections():
+    """A section has a column for each width and a row for each comparison with a figure, and says
+    how many seeds each study has. No star of a name is taken for italics."""
     other = scale({"PRE": [[2.0, 2.1]]}, study="t", seeds=("1", "2"))
-    results = scale(arms(-0.3)) | scale(arms(0.3), width=128) | other
+    results = (scale(arms(-0.3) | {"POST": [[2.0, 2.0, 2.0]]}) | scale(arms(0.3), width=128)
+               | other)
     for found in results.values():
         found["flags"]["layers"] = "8"
+        found["axes"]["mode"].append("SDD")                  # of which no run has ended
     claim = CLAIM(["HYBRID*", MINUS, "< 0"], ["of both", MINUS, "> -1"]) | {
-        "claim": "c", "where": "w", "paper": "p", "was": MIXED, "put_right": "a reason",
-        "also": [["beside", "loss('PRE', study='t')"]]}
-    outcome = report.judge(claim, results, None)
-    row = report.claim_row(claim, outcome, results)
-    expect("[s](s.toml): 3 seeds" in row and f"**{MIXED}**: HYBRID\\* (width 128) |" in row
-           and row.count("HYBRID*") == 0, f"a row: {row}")
-    claim["study"], claim["expect"] = "t", [["", "loss('PRE') - loss('PRE', study='s')", "< 0"]]
-    row = report.claim_row(claim, report.judge(claim, results, None), results)
-    expect("[t](t.toml): 2 seeds, [s](s.toml): 3 seeds" in row, f"seeds by study: {row}")
-    lines = report.changes({"claim": [claim]}, {"X": outcome})
-    expect(lines[2:] == [f"| X | {MIXED} | {MIXED} | a reason |"], f"what changed: {lines}")
+        "id": "S1", "claim": "c", "where": "w", "paper": "p", "was": MIXED, "put_right": "a reason",
+        "also": [["beside", "loss('PRE', study='t')"], ["narrow", "loss('POST')"],
+                 ["nowhere", "loss('SDD')"]]}
+    section = lambda results: "\n".join(report.claim_section(
+        claim, report.judge(claim, results, None), results))
+    for line in (
+            "### S1", f"**{MIXED}**: c", "- Paper (w): p", f"- Before these rules: {MIXED}; a reason",
+            "|  | expected | width 64 | width 128 |",
+            "| HYBRID\\* | &lt; 0 | -0.3 (-0.325 to -0.275): agrees "
+            "| 0.3 (0.275 to 0.325): disagrees |",
+            "| *narrow* |  | 2 |  |", "| **this scale** |  | **agrees** | **disagrees** |"):
+        expect(f"\n{line}\n" in f"\n{section(results)}\n", f"{line} in {section(results)}")
+    expect("nowhere" not in section(results), f"no row without a figure: {section(results)}")
+    claim |= {"study": "t", "also": [],
+              "expect": [["", "loss('PRE') - loss('PRE', study='s')", "< 0"]]}
+    expect("[t](t.toml): 2 seeds, [s](s.toml): 3 seeds" in section(results),
+           f"seeds by study: {section(results)}")
     timing = {"timing": {"flags": "--layers 2 --width 1280", "rounds": [{"PRE": 1.0}] * 2}}
-    timed = {**claim, "study": "timing", "expect": [["", "timing('PRE', 'PRE')", "in 0 2"]]}
-    row = report.claim_row(timed, report.judge(timed, timing, None), timing)
-    expect("*`--layers 2 --width 1280`* (`--timing`: 2 rounds)" in row, f"flags of a time: {row}")
+    claim |= {"study": "timing", "expect": [["", "timing('PRE', 'PRE')", "in 0 2"]]}
+    expect("`--layers 2 --width 1280`; `--timing`: 2 rounds" in section(timing),
+           f"flags of a time: {section(timing)}")
 
 
 # ---- the committed results
@@ -875,6 +883,11 @@ def test_page():
         number = counts[verdict]
         expect(f" {number} {words}" in said, f"README.md: {number} {words}")
     said = (repro.HERE / "CONCLUSIONS.md").read_text()
+    text, links = said.split("\n[S1]: ")
+    for name in re.findall(r"\[([SHDQ]\d+)\](?!\()", text):
+        expect(f"[{name}]: RESULTS.md#{name.lower()}\n" in f"[S1]: {links}"
+               and f"\n### {name}\n" in page,
+               f"CONCLUSIONS.md links to the section of {name}")
     runs = report.usual_runs(repro.read_results())
     for mode in ("PRE", "PRE_QK_PRE"):
         failed = sum(report.statistic.failed(run) for _, run in runs[mode])
