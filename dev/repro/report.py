@@ -346,19 +346,24 @@ def comparisons(claim, scales, results):
     return [f"| {' | '.join(cells)} |" for cells in lines]
 
 
+def heard(outcome):
+    """The scales that have a say."""
+    return [scale for scale in outcome.scales if max(scale.widths, default=SMALL) >= SMALL]
+
+
 def list_of(seeds):
     return ", ".join(sorted(seeds, key=int))
 
 
 def reasons(claim, outcome):
-    """Why there is no verdict, one sentence each, and the command that brings it nearer."""
+    """What a verdict lacks, one sentence each, and the command that brings it nearer."""
     import repro
     found = []
     if outcome.verdict == ONE:
         widths = sorted(set().union(*(scale.widths for scale in outcome.scales)))
         found.append(f"a verdict needs widths of {SMALL} and of {LARGE} or more, there is "
                      f"{' and '.join(map(str, widths))}")
-    for scale in outcome.scales:
+    for scale in heard(outcome):
         found += [f"{name} lacks seeds {list_of(seeds)}" for name, seeds in scale.missing.items()]
         found += [f"{name} was run without {what}: `python3 dev/repro/repro.py --fresh {name}`, if "
                   "claims.toml's [keep] has it"
@@ -369,7 +374,7 @@ def reasons(claim, outcome):
         found += [f"{end} of {'; '.join(arms)}" for end, arms in ends.items()]
         if statistic.FEW in scale.sides:
             found.append(f"fewer than {statistic.FAIL_SEEDS} seeds at width "
-                         f"{span(scale.widths, str)}")
+                         f"{span(scale.widths, str)}: add some to the study's file")
     if claim["study"] == "timing" and outcome.verdict == WAITING:
         return found + ["`python3 dev/repro/repro.py --timing`, six minutes of a machine with "
                         "nothing else to do"]
@@ -390,8 +395,10 @@ def claim_section(claim, outcome, results):
         if claim.get(field):
             lines.append(f"- {label}: {cell(claim[field])}")
     if "was" in claim or "put_right" in claim:
-        why = f"; {cell(claim['put_right'])}" if "put_right" in claim else ""
-        lines.append(f"- Before these rules: {claim.get('was', 'not there')}{why}")
+        was = claim.get("was", "not there")
+        why = claim.get("put_right", "" if was == outcome.verdict else
+                        f"judged at widths of {SMALL} and {LARGE} now")
+        lines.append(f"- Before these rules: {was}" + (f"; {cell(why)}" if why else ""))
     if outcome.verdict != ELSEWHERE:
         lines += [f"- Limit: {cell(reason)}" for reason in reasons(claim, outcome)]
     if outcome.scales:
@@ -432,14 +439,13 @@ def counts(table, outcomes):
 def comparison_counts(outcomes):
     """How many single comparisons lie on which side, with Holm's correction and without it, of the
     scales that have a say."""
-    heard = [scale for outcome in outcomes.values() for scale in outcome.scales
-             if max(scale.widths, default=SMALL) >= SMALL
-             and scale_verdict(scale, scale.sides) not in (EDGE, WAITING)]
+    voices = [scale for outcome in outcomes.values() for scale in heard(outcome)
+              if scale_verdict(scale, scale.sides) not in (EDGE, WAITING)]
     lines = ["| single comparisons that have a say, no best rate at an edge | agrees | "
              "disagrees | not resolved | too few seeds | all |", "|---|---|---|---|---|---|"]
     for name, sides_of in (("with Holm's correction", lambda scale: scale.sides),
                            ("without it", lambda scale: scale.plain)):
-        found = collections.Counter(side for scale in heard for side in sides_of(scale))
+        found = collections.Counter(side for scale in voices for side in sides_of(scale))
         cells = [found[side] for side in (statistic.AGREES, statistic.DISAGREES, statistic.OPEN,
                                           statistic.FEW)]
         lines.append(f"| {name} | {' | '.join(map(str, cells))} | {sum(cells)} |")
@@ -637,7 +643,8 @@ of the study's grid unless the row names one. The seeds that are tested also cho
 favours the arm whose rates lie closest together. Gradients are those of the FFN's weights unless
 the row says otherwise. A run *fails* if it diverges or ends above 0.98 of the
 entropy of the bytes' frequencies (collapsed); one that diverged counts with that entropy in means.
-Some rows ask of a mean whether a model trains: it then has to end 0.5 nats below that entropy.
+Some rows ask of a mean whether a model trains: it then has to end 0.5 nats below that entropy, and
+as it is a mean, rule 3 does not count its seeds.
 Spectra, similarities and spreads of gradients are read from the runs that did not fail.
 Further measurements stand in italics and have no say. The row *models* says how many tokens they
 saw: a disagreement is one with this scale, not with the paper's.

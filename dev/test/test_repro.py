@@ -512,12 +512,12 @@ def test_other_study():
 
 
 def test_sizes():
-    """Each row says layers, width, tokens, parameters and tokens per parameter."""
+    """Each scale says layers, tokens, parameters and tokens per parameter."""
     results = scale(arms(-0.3), 128)
     results["s@128"]["flags"]["layers"] = "8"
     runs = [("s@128", run) for run in results["s@128"]["runs"]]
-    expect(report.size_text(runs, results) == "8 layers, width 128, 9.6k tokens, 2.4k parameters, "
-           "4 tokens a parameter", report.size_text(runs, results))
+    expect(report.size_text(runs, results) == "8 layers, 9.6k tokens, 2.4k parameters, 4 tokens a "
+           "parameter", report.size_text(runs, results))
 
 
 def test_fresh():
