@@ -766,44 +766,6 @@ def save(chart, path, dpi):
     os.replace(new, path)
 
 
-def draw(name, found, path):
-    """Training loss over steps, one panel for each value of what is neither placement nor rate nor
-    seed; bands from the lowest to the highest seed, at the rate that ends lowest."""
-    import matplotlib
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-    axes = found["axes"]
-    others = [axis for axis in axes if axis not in ("mode", "lr", "seed")]
-    panels = list(itertools.product(*(axes[axis] for axis in others)))
-    chart, panes = plt.subplots(1, len(panels), figsize=(3.2 * len(panels) + 0.8, 3), sharey=True,
-                                squeeze=False)
-    known = {}
-    for panel, pane in zip(panels, panes[0]):
-        for color, mode in enumerate(axes["mode"]):
-            rates = [runs_with(found, dict(zip(others, panel), mode=mode, lr=rate))
-                     for rate in axes.get("lr", [None])]
-            runs = min(filter(None, rates),
-                       key=lambda runs: np.mean([statistic.cost(run) for run in runs]), default=[])
-            length = min((len(run["drawn"]) for run in runs), default=0)
-            if length:
-                values = np.array([[loss for _, loss in run["drawn"][:length]] for run in runs],
-                                  float)
-                steps = [step for step, _ in runs[0]["drawn"][:length]]
-                line, = pane.plot(steps, np.nanmean(values, axis=0), f"C{color}", label=mode,
-                                  linewidth=1.2)
-                pane.fill_between(steps, np.nanmin(values, axis=0), np.nanmax(values, axis=0),
-                                  color=f"C{color}", alpha=0.15, linewidth=0)
-                known[mode] = line
-        pane.set_title(", ".join(f"{axis} {value}" for axis, value in zip(others, panel)) or name,
-                       fontsize=9)
-        pane.set_xlabel("step", fontsize=8)
-        pane.tick_params(labelsize=7)
-    panes[0][0].set_ylabel("training loss, nats per byte", fontsize=8)
-    panes[0][-1].legend(known.values(), known, fontsize=7, frameon=False)
-    save(chart, path, 80)
-    plt.close(chart)
-
-
 def draw_tuned(results, study, path):
     """Validation losses of each placement, optimizers side by side, each at its best rate: a dot
     for a seed, a line for their mean."""
@@ -822,8 +784,8 @@ def draw_tuned(results, study, path):
     pane.set_xticks(range(len(axes["mode"])), axes["mode"], fontsize=8)
     pane.set_ylabel("validation loss, nats per byte", fontsize=8)
     pane.tick_params(axis="y", labelsize=7)
-    pane.set_title(f"{results[study]['flags']['layers']} layers, each at its best rate; "
-                   "a dot for a seed, a line for the mean", fontsize=9)
+    pane.set_title(f"{results[study]['flags']['layers']} layers on real text, each at its best "
+                   "rate; a dot for a seed, a line for the mean", fontsize=8)
     pane.legend(fontsize=8, frameon=False)
     save(chart, path, 100)
     plt.close(chart)
@@ -850,7 +812,7 @@ def leads_on_pre(found):
     return leads
 
 
-def draw_leads(name, found, path):
+def draw_leads(found, path):
     """Leads on PRE over the bytes that were seen; bands from the lowest to the highest seed, names
     and last losses where the lines end."""
     import matplotlib
@@ -860,18 +822,19 @@ def draw_leads(name, found, path):
     millions = int(flags["batch"]) * int(flags["seq"]) / 1e6           # bytes a step
     chart, pane = plt.subplots(figsize=(4.6, 3.6))
     names = []                                                         # place, text, color
-    for i, (arm, (steps, leads, end)) in enumerate(leads_on_pre(found).items()):
+    arms = leads_on_pre(found)
+    for i, (arm, (steps, leads, end)) in enumerate(arms.items()):
         color = f"C{i - 1}" if i else "black"                          # PRE is the first
         pane.plot(millions * steps, leads.mean(0), color, linewidth=1.5)
         pane.fill_between(millions * steps, leads.min(0), leads.max(0), color=color, alpha=0.15,
                           linewidth=0)
         names.append((leads.mean(0)[-1], f"{arm} {end:.3f}", color))
-    bottom, top = pane.get_ylim()
-    top = min(top, 0.1)
+    bottom = min(leads.min() for _, leads, _ in arms.values()) - 0.01
+    top = min(pane.get_ylim()[1], 0.1)                                 # a collapse leaves the axes
     pane.set_ylim(bottom, top)
     place = -np.inf
     for last, text, color in sorted(names):                            # none on top of another
-        place = max(place + 0.05 * (top - bottom), last)
+        place = max(place + 0.05 * (top - bottom), min(last, top))
         pane.annotate(text, (1.01, place), xycoords=("axes fraction", "data"), color=color,
                       fontsize=8, va="center")
     pane.set_xlabel("million bytes seen", fontsize=8)
@@ -928,21 +891,10 @@ def write(table, here, pictures=True):
     results = repro.read_results()
     if pictures:
         draw_borders(results, here / "failing.png")
-    for name, keep in table["keep"].items():
-        if pictures and "tuned" in keep and not any(map(repro.missing, (name, f"{name}_seeds"))):
-            draw_tuned(results, name, here / f"{name}.png")
-    for name in table["keep"]:
-        found, path = results.get(name), here / f"{name}.png"
-        newer = (found and path.exists()
-                 and path.stat().st_mtime >= (here / "results" / f"{name}.json").stat().st_mtime)
-        for kind, function in (("picture", draw), ("leads", draw_leads)):
-            if not (pictures and found and found["runs"] and kind in table["keep"][name]
-                    and not newer):
-                continue
-            if kind == "picture" and not all("drawn" in run for run in found["runs"]):
-                print(f"note: {name}.png: expected curves in results/{name}.json, found runs "
-                      f"without\n  -> python3 dev/repro/repro.py --fresh {name}")
-            else:
-                function(name, found, path)
+        for name, keep in table["keep"].items():
+            if "tuned" in keep and not any(map(repro.missing, (name, f"{name}_seeds"))):
+                draw_tuned(results, name, here / f"{name}.png")
+            if "leads" in keep and results.get(name, {}).get("runs"):
+                draw_leads(results[name], here / f"{name}.png")
     (here / "RESULTS.md").write_text(render(table, here, results))
     print(f"wrote {here / 'RESULTS.md'}")

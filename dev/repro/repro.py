@@ -229,9 +229,8 @@ def kept_layers(run):
 
 
 def kept_parts(table, name):
-    """The parts of a log that a study's results keep. Pictures show studies at their own width."""
-    base, at, _ = name.partition("@")
-    return [part for part in table["keep"].get(base, []) if not (at and part == "picture")]
+    """The parts of a log that a study's results keep, at any width."""
+    return table["keep"].get(name.partition("@")[0], [])
 
 
 def kept_run(run, keep):
@@ -247,13 +246,6 @@ def kept_run(run, keep):
              "early": digits(float(np.mean(losses[:half])) if len(losses) >= half > 0 else None),
              "validations": [[line["step"], digits(line["val_loss"], 6)] for line in run.log
                              if "val_loss" in line]}
-    if "picture" in keep:
-        # pieces of the whole run, so that one which diverged has the same steps as others
-        pieces = [piece for piece in np.array_split(range(1, steps + 1), 30)
-                  if len(piece) and piece[0] <= last]
-        parts = [[values[step] for step in piece if step in values] for piece in pieces]
-        found["drawn"] = [[int(piece[-1]), digits(float(np.mean(part)), 4) if part else None]
-                          for piece, part in zip(pieces, parts)]
     if "curve" in keep:
         found["curve"] = [digits(values.get(step), 4) for step in range(1, last + 1)]
     if "layers" in keep or "late" in keep:

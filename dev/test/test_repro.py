@@ -577,7 +577,7 @@ def test_stops():
 
 
 def test_whole():
-    """A kill leaves no half of a study's TOML or of a picture, and results without curves do not
+    """A kill leaves no half of a study's TOML or of a picture, and a study without runs does not
     keep the page from being written."""
     class Kill(Exception):
         pass
@@ -603,17 +603,11 @@ def test_whole():
         (here / "results").mkdir()
         (here / "results/s.json").write_text("{}")
         results = {"s": {"axes": {"mode": ["PRE"], "seed": ["1"]}, "flags": {"steps": "9"},
-                         "runs": [{"axes": {"mode": "PRE", "seed": "1"}, "status": FINISHED,
-                                   "loss": 2.0}]}}
+                         "runs": []}}
         (here / "s.png").unlink()
         with (mock.patch.multiple(repro, HERE=here, read_results=lambda: results),
               mock.patch.object(report, "render", lambda *words: "page")):
-            report.write({"keep": {"s": ["picture"]}}, here)
-            expect((here / "RESULTS.md").read_text() == "page" and not (here / "s.png").exists(),
-                   "a picture of results without curves")
-            results["s"]["runs"] = []
-            (here / "RESULTS.md").unlink()
-            report.write({"keep": {"s": ["picture", "leads"]}}, here)
+            report.write({"keep": {"s": ["leads"], "t": ["leads"]}}, here)
             expect((here / "RESULTS.md").read_text() == "page" and not (here / "s.png").exists(),
                    "a picture of no runs")
 
@@ -770,9 +764,8 @@ def test_kept():
     config = {"flags": {"steps": "300"}, "git": "0", "parameters": 1, "unigram_entropy": 3.0}
     run = Run("x", {}, pathlib.Path("nowhere"), [], status=DIVERGED, config=config,
               log=[{"step": step, "loss": step / 10} for step in range(1, 61)])
-    expect(repro.kept_run(run, ["picture"])["drawn"]
-           == [[10, 0.55], [20, 1.55], [30, 2.55], [40, 3.55], [50, 4.55], [60, 5.55]],
-           "what is drawn of a run that diverged lies where it lies for all")
+    expect(repro.kept_run(run, ["curve"])["curve"] == [step / 10 for step in range(1, 61)],
+           "the curve of a run that diverged")
 
 
 def test_losses():
@@ -974,7 +967,7 @@ def test_resume():
             (here / "tiny.toml").write_text(TINY)
             expect(len(repro.missing("tiny")) == 4, "runs of two rates, and of the seeds of one")
             whole = repro.run_study("tiny", folder / "whole", None, 1)
-            repro.harvest("tiny", folder / "whole", ["layers", "curve", "picture"])
+            repro.harvest("tiny", folder / "whole", ["layers", "curve"])
             wanted = json.loads((here / "results/tiny.json").read_text())
             expect(whole and not repro.missing("tiny") and len(wanted["runs"]) == 4,
                    "a study without a kill")
@@ -985,7 +978,7 @@ def test_resume():
             while left and kills < 20:  # a busy machine needs longer to get anywhere
                 in_time = repro.run_study("tiny", folder / "broken",
                                           time.time() + 1.5 * 1.3 ** kills, 1)
-                repro.harvest("tiny", folder / "broken", ["layers", "curve", "picture"])
+                repro.harvest("tiny", folder / "broken", ["layers", "curve"])
                 kills, left = kills + (not in_time), len(repro.missing("tiny"))
             expect(kills >= 1 and left == 0, f"killed {kills} times on the way, {left} runs left")
             found = json.loads((here / "results/tiny.json").read_text())
@@ -996,17 +989,15 @@ def test_resume():
             expect(all(run["commit"] == repro.commit_of(ROOT) for run in found["runs"]),
                    f"each run has its commit: {found['runs'][0]['commit']}")
             expect(set(found["runs"][0]["layers"]) == {"1", "late", "end"}
-                   and len(found["runs"][0]["curve"]) == 6000
-                   and len(found["runs"][0]["drawn"]) == 30, "what is kept of a run")
+                   and len(found["runs"][0]["curve"]) == 6000, "what is kept of a run")
             repro.harvest("tiny", folder / "broken", ["late"])
             kept = json.loads((here / "results/tiny.json").read_text())["runs"][0]
-            expect(set(kept["layers"]) == {"late"} and not {"curve", "drawn"} & set(kept)
+            expect(set(kept["layers"]) == {"late"} and "curve" not in kept
                    and kept["layers"]["late"] == found["runs"][0]["layers"]["late"],
                    "norms of the last quarter alone")
-            parts = {"keep": {"tiny": ["late", "picture"]}}
-            expect(repro.kept_parts(parts, "tiny") == ["late", "picture"]
-                   and repro.kept_parts(parts, "tiny@64") == ["late"]
-                   and repro.kept_parts(parts, "other") == [], "pictures at a study's own width")
+            parts = {"keep": {"tiny": ["late"]}}
+            expect(repro.kept_parts(parts, "tiny") == repro.kept_parts(parts, "tiny@64") == ["late"]
+                   and repro.kept_parts(parts, "other") == [], "the same parts at each width")
             shutil.rmtree(folder / "broken")
             repro.harvest("tiny", folder / "broken", [])
             expect(not repro.missing("tiny"), "results stay when the runs' folder is gone")
@@ -1015,7 +1006,7 @@ def test_resume():
             shutil.copytree(folder / "whole/bin", folder / "other/bin")
             for _ in range(2):                     # the second time the folder has a study already
                 expect(repro.run_study("tiny", folder / "other", None, 1), "a part of a study")
-            repro.harvest("tiny", folder / "other", ["layers", "curve", "picture"])
+            repro.harvest("tiny", folder / "other", ["layers", "curve"])
             found = json.loads(path.read_text())
             expect(len(list(folder.glob("other/runs/*"))) == 1
                    and (folder / "other/index.html").is_file()
