@@ -100,10 +100,11 @@ static void refuse_pairs(const FlagSet *set, const Mode *mode) {
 // `first` to `last` of flags.h. A preset or a run may have them: one recipe serves several
 // placements and devices.
 static void refuse_useless(const FlagSet *set, const Trainer *t) {
-    char flag[PATH_CAP];
+    char flag[PATH_CAP], schedule[PATH_CAP];
     const Flags *f = &set->f;
     const Mode *mode = t->mode;
     const char *prec = t->precision;
+    typed(schedule, f, mode, FLAG_schedule);
     const struct { bool useless; int first, last; const char *needed, *found; } rows[] = {
         {f->rope_factor == 1, FLAG_rope_original, FLAG_rope_original, "--rope-factor N",
          "--rope-factor 1"},
@@ -114,6 +115,10 @@ static void refuse_useless(const FlagSet *set, const Trainer *t) {
          "--positions learned", "--positions rope"},
         {!f->mask_documents, FLAG_restart_positions, FLAG_restart_positions, "--mask-documents on",
          "--mask-documents off"},
+        {f->schedule != SCHEDULE_WSD, FLAG_decay_part, FLAG_decay_part, "--schedule wsd", schedule},
+        {!f->width_base, FLAG_width_power, FLAG_width_power, "--width-base N", "--width-base 0"},
+        {f->optimizer != OPTIMIZER_MUON, FLAG_muon_lr, FLAG_muon_scale, "--optimizer muon",
+         "--optimizer adamw"},
         {f->eval && !*f->from, FLAG_eval, FLAG_eval, "--from RUN", "no --from"},
         {!*f->from && !strcmp(f->prompt, "-"), FLAG_prompt, FLAG_prompt, "--from RUN", "no --from"},
         {f->resume && !*f->out, FLAG_resume, FLAG_resume, "--out RUN", "no --out"},

@@ -14,6 +14,8 @@ SCHEDULE(WSD,      "wsd",      p > 1 - decay ? 1 - (1 - floor) * (p - (1 - decay
 SCHEDULE(LINEAR,   "linear",   1 - (1 - floor) * p) \
 SCHEDULE(CONSTANT, "constant", 1)
 // wsd: warmup, stable, decay (Hu et al. 2024).
+#define SCHEDULE_ENUM(id, ...) SCHEDULE_##id,
+enum { SCHEDULE_TABLE(SCHEDULE_ENUM) };
 
 // The step at which the schedule ends.
 long long schedule_end(const Flags *f);
