@@ -328,7 +328,7 @@ def models_text(claim, scale, results):
 
 
 def comparisons(claim, scales, results):
-    """A claim's comparisons as a table with a column for each scale. Those that have no say stand in
+    """A claim's comparisons as a table with a column for each scale. Those without a say stand in
     italics."""
     said = [scale_verdict(scale, scale.sides) for scale in scales]
     widths = [f"width {span(scale.widths, str)}" if scale.widths else "here" for scale in scales]

@@ -825,7 +825,8 @@ def test_sections():
     section = lambda results: "\n".join(report.claim_section(
         claim, report.judge(claim, results, None), results))
     for line in (
-            "### S1", f"**{MIXED}**: c", "- Paper (w): p", f"- Before these rules: {MIXED}; a reason",
+            "### S1", f"**{MIXED}**: c", "- Paper (w): p",
+            f"- Before these rules: {MIXED}; a reason",
             "|  | expected | width 64 | width 128 |",
             "| HYBRID\\* | &lt; 0 | -0.3 (-0.325 to -0.275): agrees "
             "| 0.3 (0.275 to 0.325): disagrees |",
