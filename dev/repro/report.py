@@ -327,23 +327,25 @@ def models_text(claim, scale, results):
     return ("" if scale.read else "not run yet; beside it ") + f"{size_text(read, results)}; {runs}"
 
 
-def comparisons(claim, scales, results):
+def comparisons(claim, scales):
     """A claim's comparisons as a table with a column for each scale. Those without a say stand in
-    italics."""
+    italics, below the table if they name a width (study@128)."""
     said = [scale_verdict(scale, scale.sides) for scale in scales]
     widths = [f"width {span(scale.widths, str)}" if scale.widths else "here" for scale in scales]
-    lines = [["", "expected", *widths], ["---"] * (2 + len(scales)),
-             ["models", "", *(models_text(claim, scale, results) for scale in scales)]]
+    lines, elsewhere = [["", "expected", *widths], ["---"] * (2 + len(scales))], []
     for i, (what, _, wanted) in enumerate(scales[0].rows):
         judged = i < len(claim["expect"])
         figures = [figure(scale.rows[i][1], wanted,
                           *((scale.sides[i], scale.plain[i]) if judged else ()))
                    for scale in scales]
-        if any(figures):
+        if not judged and "@" in claim["also"][i - len(claim["expect"])][1]:
+            elsewhere += [f"*{cell(what)}* {found}" for found in set(figures) if found]
+        elif any(figures):
             lines.append([cell(what) if judged else f"*{cell(what)}*",
                           cell(expected(wanted, claim.get("margin"))), *figures])
     lines.append(["**this scale**", "", *(f"**{verdict}**" for verdict in said)])
-    return [f"| {' | '.join(cells)} |" for cells in lines]
+    table = [f"| {' | '.join(cells)} |" for cells in lines]
+    return table + (["", f"Elsewhere: {'; '.join(elsewhere)}"] if elsewhere else [])
 
 
 def heard(outcome):
@@ -402,7 +404,9 @@ def claim_section(claim, outcome, results):
     if outcome.verdict != ELSEWHERE:
         lines += [f"- Limit: {cell(reason)}" for reason in reasons(claim, outcome)]
     if outcome.scales:
-        lines += ["", *comparisons(claim, outcome.scales, results)]
+        lines += [f"- Runs{f', width {span(scale.widths, str)}' if scale.widths else ''}: "
+                  f"{models_text(claim, scale, results)}" for scale in outcome.scales]
+        lines += ["", *comparisons(claim, outcome.scales)]
     return lines + [""]
 
 
@@ -421,6 +425,12 @@ def count_line(name, verdicts):
     return f"| {name} | {cells} | {sum(found.values())} |"
 
 
+def sided(table):
+    """The claims that predict a side."""
+    return [claim for claim in table["claim"]
+            if any(side != "sign" for *_, side in claim.get("expect", []))]
+
+
 def counts(table, outcomes):
     """Verdicts of each paper, of all with and without Holm's correction, and of all as they were
     before the rule."""
@@ -429,6 +439,10 @@ def counts(table, outcomes):
         lines.append(count_line(paper, [outcome.verdict for name, outcome in outcomes.items()
                                         if name.startswith(letter)]))
     lines.append(count_line("**all**", [outcome.verdict for outcome in outcomes.values()]))
+    for name, right in (("their side fixed before the figure was seen", False),
+                        ("corrected or added since", True)):
+        lines.append(count_line(name, [outcomes[claim["id"]].verdict for claim in sided(table)
+                                       if ("put_right" in claim) == right]))
     lines.append(count_line("without Holm's correction",
                             [outcome.plain for outcome in outcomes.values()]))
     lines.append(count_line("before these rules", [claim["was"] for claim in table["claim"]
@@ -520,7 +534,7 @@ def loss_grids(results):
                   or axis not in ("lr", "seed") and len(axes[axis]) > 1]
         rates = ascending("lr", axes["lr"]) if "lr" in axes else [None]
         heads = others + [f"rate {rate or found['flags'].get('lr', '')}" for rate in rates]
-        lines += [f"**{name}**", "", "| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+        lines += [f"### {name}", "", "| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
         for arm in itertools.product(*(axes[axis] for axis in others)):
             losses = [arm_text(runs_with(found, dict(zip(others, arm), lr=rate))) for rate in rates]
             if any(losses):
@@ -586,7 +600,7 @@ def failing_tables(results):
     pairs = usual_runs(results)
     share = lambda runs: np.mean([statistic.failed(run) for _, run in runs])
     modes = sorted(pairs, key=lambda mode: (share(pairs[mode]), mode))
-    write = lambda rate: "" if rate is None else f"{rate:.2g}"
+    write = lambda rate: "" if rate is None else f"{rate:.3g}"
     lines = []
     for width in (SMALL, LARGE):
         known = {mode: borders(pairs[mode], width) for mode in modes}
@@ -608,13 +622,15 @@ HEAD = """# What reproduces at small scale
 
 Written by `python3 dev/repro/repro.py` from [claims.toml](claims.toml) and [results/](results/);
 `--table` writes it again without runs, `--fresh STUDY` runs a study anew. {count} claims of four
-papers, {sided} of them with a predicted side. For {plain} of these the side was written down before
-the figure was looked at; the other {corrected} were corrected or added afterwards, as they say.
+papers, {sided} of them with a predicted side. For {plain} of these the side was written down
+before the figure was looked at; the other {corrected} were corrected or added afterwards, and say
+so.
 
 Claims without a verdict lack a second width, runs, seeds or a predicted side, have a best rate at
 an end of a grid, or need another machine (the last table has the commands). The models of the
 built-in stories were trained on at most {tokens} tokens, far fewer than any paper's. Verdicts say
-what such models do, and neither confirm nor refute a paper.
+what such models do, and neither confirm nor refute a paper. *Before these rules* is the verdict of
+an earlier version, with one width and no correction.
 
 **The rule**, mechanical (report.py, statistic.py), nobody marks anything by eye:
 
@@ -622,32 +638,35 @@ what such models do, and neither confirm nor refute a paper.
    wholly on the other. A claim agrees if all its comparisons do, and disagrees if one does; but a
    missing run, a best rate at an end of the grid or too few seeds (in this order) come first.
    Comparisons are tested with Holm's correction over the claim's comparisons of that scale; what
-   each would be without it is in the row.
+   each would be without it is in the row. With three seeds a claim of many comparisons (H8, H19)
+   can hardly agree.
 2. There is no verdict while the best learning rate of an arm is the first or the last tried. Where
-   a study has one rate, nothing shows that it is the best.
+   a study has one rate, nothing shows that it is the best. A rate that kills counts as tried, so a
+   best rate beside it may be too low. Rows in italics are not checked.
 3. *Always* and *never* need {fail_seeds} seeds or more. They agree if all seeds are alike, and
    disagree if Clopper and Pearson's interval of the proportion lies below one half.
 4. Likeness is a test of its own (equivalence): the interval lies within a margin that is taken from
    the paper, named with the claim. Not different is not alike. The bounds of *between* are our own
-   where the paper has none.
+   where the paper has none. *Sign only*: the paper contradicts itself, the sign is printed.
 5. An order over placements is a rank correlation, tested by permuting placements, not seeds.
 6. A verdict needs two scales, one of width {small} or more and one of {large} or more, which is
-   also what guards against chance over {parts} comparisons: both have to say the same. If they
-   contradict each other, *agrees here, not there* is the verdict. Else the claim reads *one scale*
-   and has none. Mathematics, and the time of a step, need no second scale. Width 32 has no say.
+   also what guards against chance over {parts} comparisons at each: both have to say the same. If
+   they contradict each other, *agrees here, not there* is the verdict. Else the claim reads *one
+   scale* and has none. Mathematics, and the time of a step, need no second scale. Width 32 has no say.
 
-Figures are means over seeds with 95 % t intervals. Arms with the same seed are pairs (the same data
-in the same order, the same bits in common weights): differences are taken seed by seed. Losses are
-nats per byte of the built-in stories at the end of the run, validation, each arm at its best rate
-of the study's grid unless the row names one. The seeds that are tested also chose that rate, which
-favours the arm whose rates lie closest together. Gradients are those of the FFN's weights unless
-the row says otherwise. A run *fails* if it diverges or ends above 0.98 of the
-entropy of the bytes' frequencies (collapsed); one that diverged counts with that entropy in means.
-Some rows ask of a mean whether a model trains: it then has to end 0.5 nats below that entropy, and
-as it is a mean, rule 3 does not count its seeds.
-Spectra, similarities and spreads of gradients are read from the runs that did not fail.
-Further measurements stand in italics and have no say. The row *models* says how many tokens they
-saw: a disagreement is one with this scale, not with the paper's.
+Figures are means over seeds with 95 % t intervals. An *arm* is a placement with its
+[start](../../doc/models.md). Arms with the same seed are pairs (the same data in the same order,
+the same bits in common weights): differences are taken seed by seed. Losses are nats per byte of
+the built-in stories at the end of the run, validation, each arm at its best rate of the study's
+grid unless the row names one. The seeds that are tested also chose that rate, which favours the arm
+whose rates lie closest together. Gradients are those of the FFN's weights unless the row says
+otherwise. A run *fails* if it diverges or ends above 0.98 of the entropy of the bytes' frequencies
+(collapsed); one that diverged counts with that entropy in means. Some rows ask of a mean whether a
+model trains: it then has to end 0.5 nats below that entropy, and as it is a mean, rule 3 does not
+count its seeds. Spectra, similarities and spreads of gradients are read from the runs that did not
+fail. Some claims share comparisons, so that verdicts are not independent. Further measurements
+stand in italics and have no say. *Runs* says how many tokens the models saw: a disagreement is one
+with this scale, not with the paper's.
 """
 
 QUESTIONS = """By the same rule, and not counted above. These models are 128 wide and saw 0.5, 2 or
@@ -659,11 +678,12 @@ BORDERS_PICTURE = "![The learning rate that kills a run, over the layers](failin
 
 FAILING = """## Rates that kill a run
 
-AdamW, more than 100 steps, with warmup, from any start but Global Init. Other recipes are left out:
+AdamW, more than 100 steps, with warmup, from any start but Global Init. Left out: studies with one
+rate, even where it fails (POST, 24 layers of real text, 2e-3), and other recipes:
 no warmup, `--init-std`, `--width-base`, another `--mix-ratio` than 0.25, the settings of SDD's
 code, Muon. *a / b*: no run with a rate up to a failed, some or all with b did. *a*: none failed, a
 is the highest rate tried. If studies differ in the start, the warmup, the batch or the text, the
-one that fails first is shown; a study with one rate shows nothing. *failed* counts different runs
+one that fails first is shown. *failed* counts different runs
 of this width. NGPT's 0.001 is too low: 300 steps leave its loss above the entropy.
 """
 
@@ -701,13 +721,11 @@ def render(table, here, results):
                 for claim in table["claim"]}
     ended = [run for name, found in results.items() for run in found.get("runs", [])]
     parts = sum(len(claim.get("expect", [])) for claim in table["claim"])
-    sided = [claim for claim in table["claim"]
-             if any(side != "sign" for *_, side in claim.get("expect", []))]
-    corrected = sum("put_right" in claim for claim in sided)
+    corrected = sum("put_right" in claim for claim in sided(table))
     lines = HEAD.format(count=len(table["claim"]), parts=parts, fail_seeds=statistic.FAIL_SEEDS,
                         small=SMALL, large=LARGE, tokens=short(most_tokens(results)),
-                        corrected=corrected, plain=len(sided) - corrected,
-                        sided=len(sided)).splitlines()
+                        corrected=corrected, plain=len(sided(table)) - corrected,
+                        sided=len(sided(table))).splitlines()
     lines += ["", *counts(table, outcomes), "", *comparison_counts(outcomes)]
     total = sum(repro.stated_minutes(name) for name in repro.studies())
     done = sum(repro.stated_minutes(name) for name in repro.studies() if not repro.missing(name))
@@ -718,7 +736,8 @@ def render(table, here, results):
         f"included. All studies need an estimated {total / 60:.1f} hours of one core; those that "
         f"are complete were estimated at {done / 60:.1f}. {dirty} runs were made before runs had "
         "to come from a clean commit (*-dirty* below); until then another study's new results "
-        "made a commit dirty.", 100), ""]
+        "made a commit dirty. Commits 2fc7649 and d422c52 are not in this history any more.",
+        100), ""]
     for letter, paper in PAPERS.items():
         note = textwrap.wrap(table["paper"].get(letter, ""), 100)
         lines += [f"## {paper}", ""] + (note + [""] if note else [])
@@ -733,8 +752,9 @@ def render(table, here, results):
     lines += ["## Studies", ""] + study_rows(table, results) + [""]
     lines += [*FAILING.splitlines(), "", *failing_tables(results), BORDERS_PICTURE, ""]
     lines += ["## Losses", "", "At the end of the runs: the mean of the seeds that did not fail, "
-                               "the lowest and the highest of them. Compare rows by the claims' "
-                               "intervals, which pair seeds.", ""]
+                               "the lowest and the highest of them. Ranges overlap more than "
+                               "paired differences do: use the claims' intervals, whose means keep runs "
+                               "that failed.", ""]
     lines += loss_grids(results)
     machines = sorted({f"{found['machine']['processor']}, {found['machine'].get('compiler', '')}"
                        for found in results.values() if "machine" in found})
