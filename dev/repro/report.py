@@ -652,7 +652,8 @@ an earlier version, with one width and no correction.
 6. A verdict needs two scales, one of width {small} or more and one of {large} or more, which is
    also what guards against chance over {parts} comparisons at each: both have to say the same. If
    they contradict each other, *agrees here, not there* is the verdict. Else the claim reads *one
-   scale* and has none. Mathematics, and the time of a step, need no second scale. Width 32 has no say.
+   scale* and has none. Mathematics, and the time of a step, need no second scale. Width 32 has no
+   say.
 
 Figures are means over seeds with 95 % t intervals. An *arm* is a placement with its
 [start](../../doc/models.md). Arms with the same seed are pairs (the same data in the same order,
