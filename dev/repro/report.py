@@ -675,6 +675,10 @@ QUESTIONS = """By the same rule, and not counted above. These models are 128 wid
 byte of that. Rates were chosen with seed 1, which is also one of those tested. There is no second
 width, so no verdict can be more than *one scale*. Margins are our own."""
 
+LOSSES = """At the end of the runs: the mean of the seeds that did not fail, the lowest and the
+highest of them. Ranges overlap more than paired differences do: use the claims' intervals, whose
+means keep runs that failed."""
+
 BORDERS_PICTURE = "![The learning rate that kills a run, over the layers](failing.png)"
 
 FAILING = """## Rates that kill a run
@@ -752,10 +756,7 @@ def render(table, here, results):
                                         results)]
     lines += ["## Studies", ""] + study_rows(table, results) + [""]
     lines += [*FAILING.splitlines(), "", *failing_tables(results), BORDERS_PICTURE, ""]
-    lines += ["## Losses", "", "At the end of the runs: the mean of the seeds that did not fail, "
-                               "the lowest and the highest of them. Ranges overlap more than "
-                               "paired differences do: use the claims' intervals, whose means keep runs "
-                               "that failed.", ""]
+    lines += ["## Losses", "", LOSSES, ""]
     lines += loss_grids(results)
     machines = sorted({f"{found['machine']['processor']}, {found['machine'].get('compiler', '')}"
                        for found in results.values() if "machine" in found})
