@@ -380,8 +380,8 @@ class Functions:
                 for rate, cell in runs.items()}
 
     def largest_stable(self, mode, **axes):
-        """log2 of the largest rate of the grid up to which all are stable; where the lowest is not,
-        that of half of it."""
+        """The largest rate of the grid up to which all are stable; where the lowest is not, half of
+        it."""
         table = self.stable(mode, axes)
         rates = list(table)
         good = lambda seed: [rate for i, rate in enumerate(rates)
@@ -390,7 +390,7 @@ class Functions:
             if len(good(seed)) in (0, len(rates)):               # the largest is not among them
                 end = rates[-1 if good(seed) else 0]
                 self.at_edge(f"{mode}'s largest stable", end, rates, None)
-        return Seeds({seed: math.log2(float(good(seed)[-1]) if good(seed) else float(rates[0]) / 2)
+        return Seeds({seed: float(good(seed)[-1]) if good(seed) else float(rates[0]) / 2
                       for seed in table[rates[0]]})
 
     def some_rate_fails(self, mode, **axes):

@@ -233,8 +233,9 @@ def test_verdicts():
            "each at its best rate; one lucky seed does not make a rate")
     expect(functions.loss("PRE")["1"] == 1.8 and functions.loss("PRE", lr="1e-3")["1"] == 2.0,
            "a rate that is named, written another way")
-    expect(list((functions.largest_stable("PRE") - functions.largest_stable("SPAN")).values())
-           == [1.0, 1.0, 0.0], "largest stable rates in doublings")
+    most = {mode: list(functions.largest_stable(mode).values()) for mode in ("PRE", "SPAN")}
+    expect(most == {"PRE": [0.002] * 3, "SPAN": [0.001, 0.001, 0.002]},
+           f"largest stable rates: {most}")
     expect(list(functions.some_rate_fails("SPAN").values()) == [1.0, 1.0, 0.0]
            and list(functions.rates_agree(("PRE", {}), ("SPAN", {})).values()) == [0.0, 0.0, 1.0],
            "collapsed and diverged runs fail; a rate that is only too low does not")
@@ -421,8 +422,12 @@ def test_family():
     expect(one.verdict == AGREES, f"one comparison at 2.6 %: {one.verdict}")
     expect((two.verdict, two.plain) == (OPEN, AGREES),
            f"two at 2.6 %: {two.verdict}, without the correction {two.plain}")
-    lines = report.counts({"claim": []}, {"S1": two})
-    expect(lines[-3].endswith(" | 1 |") and lines[-3] != lines[-2], "both counts are on the page")
+    claim = dict(CLAIM(*parts), id="S1", put_right="a reason")
+    _, _, paper, *_, whole, first, since, plain, _ = report.counts({"claim": [claim]}, {"S1": two})
+    cells = lambda line: line.split(" | ", 1)[1]
+    expect(cells(paper) == cells(whole) == cells(since) != cells(plain)
+           and whole.endswith(" | 1 |") and first.endswith(" | 0 |"),
+           f"counts of all, of those put right since, and without the correction: {since}")
 
 
 def test_order():
@@ -702,9 +707,9 @@ def test_statistics():
     rates = small({"PRE": [[2.0], [2.8], [2.0]], "SPAN": [[2.9], [2.0], [2.0]]},
                   {("SPAN", "0.001", "1"): COLLAPSED}, rates=THREE, seeds=("1",))
     functions = statistic.Functions(rates, "s")
-    expect(functions.largest_stable("PRE") == {"1": math.log2(0.001)},
+    expect(functions.largest_stable("PRE") == {"1": 0.001},
            "a rate above one that is not stable does not count")
-    expect(functions.largest_stable("SPAN") == {"1": math.log2(0.0005)},
+    expect(functions.largest_stable("SPAN") == {"1": 0.0005},
            "half of the lowest where that is not stable")
     expect((functions.near("0.002", 0.5), functions.near("0.002", 2),
             functions.near("4e-3", 2, mode="PRE")) == ("0.001", "0.004", "0.004"),
