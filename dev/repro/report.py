@@ -124,7 +124,7 @@ def hours(value):
 Scale = collections.namedtuple("Scale", "widths rows sides plain edges missing read beside lacking",
                                defaults=[()])
 # `plain`: the verdict without Holm's correction
-Outcome = collections.namedtuple("Outcome", "verdict scales waits plain")
+Outcome = collections.namedtuple("Outcome", "verdict scales plain")
 
 
 def verdict_of(sides):
@@ -168,6 +168,10 @@ def scale_verdict(scale, sides):
             else verdict_of(sides))
 
 
+def has_say(scale):
+    return max(scale.widths, default=SMALL) >= SMALL
+
+
 def two_scales(scales):
     widths = set().union(*(scale.widths for scale in scales))
     return any(SMALL <= width < LARGE for width in widths) and any(width >= LARGE
@@ -184,7 +188,7 @@ def combined(claim, scales, sides_of):
     whole = [scale for scale, said in zip(scales, says) if said != WAITING]
     if not two_scales(whole):
         return WAITING if not whole or two_scales(scales) else ONE
-    voices = [said for scale, said in zip(scales, says) if max(scale.widths) >= SMALL]
+    voices = [said for scale, said in zip(scales, says) if has_say(scale)]
     for reason in (WAITING, EDGE, statistic.FEW):
         if reason in voices:
             return reason
@@ -204,14 +208,14 @@ def widths_run(study, results):
 def judge(claim, results, calculation):
     """A claim's verdict, and the scales it is made of."""
     if "expect" not in claim:
-        return Outcome(ELSEWHERE, [], [claim["needs"]], ELSEWHERE)
-    scales, waits = [], []
+        return Outcome(ELSEWHERE, [], ELSEWHERE)
+    scales = []
     for width in widths_run(claim["study"], results):
         try:
             scales.append(scale_of(claim, results, calculation, width))
-        except statistic.Waiting as reason:
-            waits.append(str(reason))
-    return Outcome(combined(claim, scales, lambda scale: scale.sides), scales, waits,
+        except statistic.Waiting:             # nothing was run at this width
+            pass
+    return Outcome(combined(claim, scales, lambda scale: scale.sides), scales,
                    combined(claim, scales, lambda scale: scale.plain))
 
 
@@ -339,18 +343,13 @@ def comparisons(claim, scales):
                           *((scale.sides[i], scale.plain[i]) if judged else ()))
                    for scale in scales]
         if not judged and "@" in claim["also"][i - len(claim["expect"])][1]:
-            elsewhere += [f"*{cell(what)}* {found}" for found in set(figures) if found]
+            elsewhere += [f"*{cell(what)}* {found}" for found in dict.fromkeys(figures) if found]
         elif any(figures):
             lines.append([cell(what) if judged else f"*{cell(what)}*",
                           cell(expected(wanted, claim.get("margin"))), *figures])
     lines.append(["**this scale**", "", *(f"**{verdict}**" for verdict in said)])
     table = [f"| {' | '.join(cells)} |" for cells in lines]
     return table + (["", f"Elsewhere: {'; '.join(elsewhere)}"] if elsewhere else [])
-
-
-def heard(outcome):
-    """The scales that have a say."""
-    return [scale for scale in outcome.scales if max(scale.widths, default=SMALL) >= SMALL]
 
 
 def list_of(seeds):
@@ -365,7 +364,7 @@ def reasons(claim, outcome):
         widths = sorted(set().union(*(scale.widths for scale in outcome.scales)))
         found.append(f"a verdict needs widths of {SMALL} and of {LARGE} or more, there is "
                      f"{' and '.join(map(str, widths))}")
-    for scale in heard(outcome):
+    for scale in filter(has_say, outcome.scales):
         found += [f"{name} lacks seeds {list_of(seeds)}" for name, seeds in scale.missing.items()]
         found += [f"{name} was run without {what}: `python3 dev/repro/repro.py --fresh {name}`, if "
                   "claims.toml's [keep] has it"
@@ -453,7 +452,7 @@ def counts(table, outcomes):
 def comparison_counts(outcomes):
     """How many single comparisons lie on which side, with Holm's correction and without it, of the
     scales that have a say."""
-    voices = [scale for outcome in outcomes.values() for scale in heard(outcome)
+    voices = [scale for outcome in outcomes.values() for scale in filter(has_say, outcome.scales)
               if scale_verdict(scale, scale.sides) not in (EDGE, WAITING)]
     lines = ["| single comparisons that have a say, no best rate at an edge | agrees | "
              "disagrees | not resolved | too few seeds | all |", "|---|---|---|---|---|---|"]

@@ -578,11 +578,12 @@ def evaluate(claim, results, calculation, width=None):
     names = dict(names, **beside.names())
     for what, statistic in claim.get("also", []):
         try:
-            rows.append((what, seeds_of(statistic, names), None))
+            seeds = seeds_of(statistic, names)
         except KeyError:                      # rates and depths may be others at this width
             if not width:
                 raise
-            rows.append((what, None, None))
+            seeds = None
+        rows.append((what, seeds, None))
     if all(seeds is None for _, seeds, _ in rows) and not functions.lacking:
         raise Waiting(claim["study"])
     return Figures(rows, tests, functions, beside.read)
